@@ -1,0 +1,37 @@
+# Every target installs what it needs into .venv first; only Python 3.11 or newer must be there.
+
+PYTHON ?= python3
+bin := .venv/bin
+stamp := .venv/.installed
+
+.PHONY: install test test-all check golden demo clean
+
+install: $(stamp)
+
+$(stamp): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(bin)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+test: install
+	$(bin)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
+
+test-all: install
+	$(bin)/python -m pytest -n auto --dist loadfile
+
+check: install
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+# The committed scripts of every spec: review the difference before committing it.
+golden: install
+	for spec in specs/*.yaml; do $(bin)/ppc compile $$spec || exit 1; done
+
+demo: install
+	$(bin)/ppc compile specs/quickstart.yaml -o build/demo
+	cd build/demo && $(abspath $(bin))/torchrun --standalone --nproc-per-node 2 run.py
+	$(bin)/python specs/sample.py build/demo
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""python -m ppc"""
+
+from .cli import app
+
+app(prog_name="ppc")

@@ -1,0 +1,1 @@
+"""What each form promises, one function each."""

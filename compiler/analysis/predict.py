@@ -1,0 +1,53 @@
+"""predict: programs on a clock with the plan's costs -> Report."""
+
+from collections.abc import Sequence
+
+from ..ir.graph import Graph
+from ..ir.plan import Plan
+from ..ir.program import Program
+from ..ir.report import Report
+from ..ir.schedule import Kind, Schedule
+from ..ir.spec import Spec
+from .cost import Costs
+from .diagram import timing_diagram
+from .memory import measure_memory
+from .simulate import Clock, simulate
+
+diagram_width = 79
+
+
+def predict(
+    graph: Graph, plan: Plan, schedule: Schedule, programs: tuple[Program, ...], costs: Costs, spec: Spec,
+    runners_up: Sequence[tuple[str, float, str]],
+) -> Report:  # fmt: skip
+    """One step, simulated. Before: verified programs."""
+    samples = plan.microbatch_size
+    compute = {
+        (stage.index, kind): sum(times[layer] for layer in stage.layers)
+        for stage in plan.stages
+        for kind, times in ((Kind.F, costs.forward_s), (Kind.B, costs.backward_s))
+    }
+    edges = {edge.name: edge for program in programs for edge in program.edges}
+    transfer = {
+        name: costs.message_s(
+            e.source, e.target, sum(meta.bytes.at(samples) for _, meta in e.values)
+        )
+        for name, e in edges.items()
+    }
+    result = simulate(programs, Clock(compute, transfer_s=transfer))
+    busiest = max(range(len(plan.stages)), key=lambda s: plan.stages[s].time_s)
+    return Report(
+        slots=result.slots,
+        memory=measure_memory(graph, plan, spec),
+        makespan_s=result.makespan_s,
+        bubble=result.bubble,
+        live=result.live,
+        cost={
+            "forward": plan.microbatches * compute[busiest, Kind.F],
+            "backward": plan.microbatches * compute[busiest, Kind.B],
+            "idle": result.makespan_s
+            - plan.microbatches * (compute[busiest, Kind.F] + compute[busiest, Kind.B]),
+        },
+        diagram=timing_diagram(schedule, diagram_width),
+        runners_up=tuple(runners_up),
+    )

@@ -1,0 +1,324 @@
+"""How a rank reads its fields of the data: the lines of the section `data`.
+
+Every rank draws the same order of samples and reads only the fields that its stage uses, so no data
+is sent. Readers need torch alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ir.graph import Graph, TensorMeta
+from ..ir.plan import Plan
+from ..ir.spec import Arrays, Dataset, Factory, Random, RandomField, Spec, Text, Value
+from ..ir.unit import Unit
+from .expression import quote
+from .layout import wrap
+from .scope import clean
+
+
+@dataclass(frozen=True, slots=True)
+class DataView:
+    """What the templates show of the data."""
+
+    reader: tuple[str, ...]
+    """Functions that open the data or draw a sample."""
+    start: tuple[str, ...]
+    """Statements of the start that open it and count its samples."""
+    batch: tuple[str, ...]
+    """Body of get_batch; () on a rank that reads no field."""
+    batch_doc: str
+    steps_per_epoch: str
+    steps_comment: str
+    fact: str
+    """What ranks must agree on, as an expression; "" for nothing."""
+    modules: tuple[str, ...]
+    """Imports of the user's own."""
+    constants: tuple[str, ...]
+    described: str
+    """For the docstring."""
+
+
+def view_data(
+    spec: Spec, plan: Plan, unit: Unit, graph: Graph, paths: Sequence[str]
+) -> DataView | None:
+    """None for a rank that needs neither samples nor their number. `paths`: the data's files as the
+    script finds them, relative to its folder."""
+    needs_count = not plan.even or spec.train.epochs is not None
+    if not unit.inputs and not needs_count:
+        return None
+    data = spec.data
+    if isinstance(data, Text):
+        parts = view_text(data, unit, paths)
+    elif isinstance(data, Random):
+        parts = view_random(data, unit)
+    elif isinstance(data, Arrays):
+        parts = view_arrays(data, unit, graph, paths)
+    else:
+        parts = view_dataset(data, unit, graph, paths)
+    drop = data.last_batch == "drop"
+    fields = [clean(i.name) for i in unit.inputs]
+    return DataView(
+        reader=parts.reader,
+        start=(*parts.start, *count_lines(spec, drop)),
+        batch=batch_lines(parts, fields, plan) if unit.inputs else (),
+        batch_doc=f"{listed(fields).capitalize() if len(fields) == 1 else listed(fields)} of each microbatch.",
+        steps_per_epoch="SAMPLES // GLOBAL_BATCH" if drop else "-(-SAMPLES // GLOBAL_BATCH)",
+        steps_comment="  # a short last batch is dropped" if drop else "",
+        fact=parts.fact,
+        modules=parts.modules,
+        constants=parts.constants,
+        described=parts.described,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What differs by source."""
+
+    reader: tuple[str, ...]
+    start: tuple[str, ...]
+    read: tuple[str, ...]
+    """Statements that read the samples into the fields' names."""
+    fact: str
+    modules: tuple[str, ...]
+    """Imports of the user's own."""
+    constants: tuple[str, ...]
+    described: str
+
+
+def listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def count_lines(spec: Spec, drop: bool) -> tuple[str, ...]:
+    """What follows from the number of samples."""
+    lines = []
+    if spec.train.epochs is not None:
+        per_epoch = "(SAMPLES // GLOBAL_BATCH)" if drop else "-(-SAMPLES // GLOBAL_BATCH)"
+        lines.append(f"STEPS = EPOCHS * {per_epoch}")
+    if drop:
+        lines.append("if SAMPLES < GLOBAL_BATCH:")
+        lines.append(
+            '    raise SystemExit(f"{SAMPLES} samples are fewer than a global batch of {GLOBAL_BATCH}")'
+        )
+    return tuple(lines)
+
+
+def batch_lines(parts: Parts, fields: Sequence[str], plan: Plan) -> tuple[str, ...]:
+    """Read, move to the device, split into microbatches."""
+    lines = list(parts.read)
+    split = "split(MICROBATCH_SIZE)" if plan.even else "tensor_split(MICROBATCHES)"
+    if len(fields) == 1:
+        lines.append(f"return {fields[0]}.to(device).{split}")
+    else:
+        listed_fields = ", ".join(fields)
+        lines.append(f"parts = [field.to(device).{split} for field in ({listed_fields})]")
+        lines.append("return list(zip(*parts))")
+    return tuple(f"    {line}" for line in lines)
+
+
+def view_text(data: Text, unit: Unit, paths: Sequence[str]) -> Parts:
+    size = data.sequence
+    patterns = ", ".join(map(spell_pattern, paths))
+    reader = f'''
+
+def read_text():
+    """The files end to end, a token for each byte."""
+    files = [file for pattern in FILES for file in sorted(glob.glob(str(FOLDER / pattern)))]
+    if not files:
+        raise FileNotFoundError(f"no file matches {{FILES}}")
+    return b"".join(Path(file).read_bytes() for file in files)
+'''
+    read = [f"windows = samples[:, None] * {size} + torch.arange({size})  # bytes of each sample"]
+    read += [
+        f"{clean(i.name)} = text[windows{' + 1' if i.field == 'labels' else ''}].long()"
+        for i in unit.inputs
+    ]
+    return Parts(
+        reader=tuple(reader.rstrip().splitlines()),
+        start=(
+            "raw = read_text()",
+            "text = torch.frombuffer(bytearray(raw), dtype=torch.uint8)",
+            f"SAMPLES = (len(text) - 1) // {size}  # sample i: {size} tokens from byte {size} * i on",
+        ),
+        read=tuple(read),
+        fact='f"{len(raw)} bytes, crc {zlib.crc32(raw):08x}"',
+        modules=(),
+        constants=(f"FILES = [{patterns}]",),
+        described=f"the bytes of {', '.join(data.files)}, {size} tokens a sample",
+    )
+
+
+def view_random(data: Random, unit: Unit) -> Parts:
+    reader = '''
+
+def draw_sample(field, i, fill, *args, **kwargs):
+    """A field of sample i follows from the seed, the field's name and i alone."""
+    seed = zlib.crc32(f"{SEED} {field} {i}".encode())
+    return fill(*args, **kwargs, generator=torch.Generator().manual_seed(seed))
+'''
+    read = [
+        line
+        for i in unit.inputs
+        for line in draw_lines(clean(i.name), i.field, data.fields[i.field])
+    ]
+    return Parts(
+        reader=tuple(reader.rstrip().splitlines()) if unit.inputs else (),
+        start=(),
+        read=tuple(read),
+        fact="",
+        modules=(),
+        constants=(f"SAMPLES = {data.samples}",),
+        described=f"{data.samples} random samples",
+    )
+
+
+def draw_lines(name: str, field: str, form: RandomField) -> list[str]:
+    """One field of a batch."""
+    shape = f"({', '.join(map(str, form.shape))}{',' if len(form.shape) == 1 else ''})"
+    if form.high is not None:
+        fill = f"torch.randint, {form.low}, {form.high}, {shape}, dtype=torch.{form.dtype}"
+    else:
+        fill = f"torch.randn, {shape}, dtype=torch.float32"
+    draw = (
+        f"{name} = torch.stack([draw_sample({quote(field)}, i, {fill}) for i in samples.tolist()])"
+    )
+    lines = list(wrap(draw, 4))
+    if len(lines) > 1:
+        lines = [
+            f"{name} = torch.stack(",
+            f"    [draw_sample({quote(field)}, i, {fill}) for i in samples.tolist()]",
+            ")",
+        ]
+    else:
+        lines = [draw]
+    return lines + (
+        [] if form.high is not None else [f"{name} = {name}.to(torch.get_default_dtype())"]
+    )
+
+
+def view_arrays(data: Arrays, unit: Unit, graph: Graph, paths: Sequence[str]) -> Parts:
+    fields = [i.field for i in unit.inputs]
+    if isinstance(data.files, str):
+        reader, start = (
+            safetensors_reader,
+            [f"arrays = read_safetensors(FOLDER / {quote(paths[0])})"],
+        )
+        first = f"arrays[{quote(fields[0])}]" if fields else "next(iter(arrays.values()))"
+    else:
+        used = {
+            name: path
+            for name, path in zip(data.files, paths, strict=True)
+            if name in fields or not fields
+        }
+        used = used if fields else dict(list(used.items())[:1])
+        reader = npy_reader
+        start = [
+            "arrays = {",
+            *(
+                f"    {quote(name)}: read_npy(FOLDER / {quote(path)}),"
+                for name, path in used.items()
+            ),
+            "}",
+        ]
+        first = f"arrays[{quote(next(iter(used)))}]"
+    read = []
+    for i in unit.inputs:
+        cast = ".to(torch.get_default_dtype())" if i.meta.dtype.startswith("float") else ""
+        read.append(f"{clean(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
+    return Parts(
+        reader=tuple(reader.rstrip().splitlines()),
+        start=(*start, f"SAMPLES = len({first})"),
+        read=tuple(read),
+        fact="SAMPLES",
+        modules=(),
+        constants=(),
+        described=f"the arrays of {', '.join(paths)}",
+    )
+
+
+npy_reader = '''
+
+def read_npy(path):
+    """An npy file, mapped into memory."""
+    with open(path, "rb") as file:
+        magic = file.read(8)
+        long = magic[6] > 1
+        (length,) = struct.unpack("<I" if long else "<H", file.read(4 if long else 2))
+        header = ast.literal_eval(file.read(length).decode())
+        offset = file.tell()
+    dtype = NPY_DTYPES[header["descr"].lstrip("<|=")]
+    storage = torch.UntypedStorage.from_file(str(path), False, os.path.getsize(path))
+    flat = torch.tensor([], dtype=torch.uint8).set_(storage)[offset:].view(dtype)
+    shape = header["shape"]
+    return flat.view(shape[::-1]).permute(*range(len(shape))[::-1]) if header["fortran_order"] else flat.view(shape)
+'''
+
+safetensors_reader = '''
+
+def read_safetensors(path):
+    """The tensors of a safetensors file, mapped into memory."""
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    storage = torch.UntypedStorage.from_file(str(path), False, os.path.getsize(path))
+    flat = torch.tensor([], dtype=torch.uint8).set_(storage)[8 + length :]
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, stop = entry["data_offsets"]
+            tensors[name] = flat[start:stop].view(DTYPES[entry["dtype"]]).view(entry["shape"])
+    return tensors
+'''
+
+
+def view_dataset(data: Dataset, unit: Unit, graph: Graph, paths: Sequence[str]) -> Parts:
+    place, _, name = data.source.partition(":")
+    module = paths[0].removesuffix(".py") if place.endswith(".py") else place
+    arguments = ", ".join(f"{key}={spell_value(value)}" for key, value in data.args.items())
+    read = ["rows = [dataset[i] for i in samples.tolist()]"]
+    for i in unit.inputs:
+        key = str(data.fields.index(i.field)) if data.fields else quote(i.field)
+        cast = f".to({dtype_text(i.meta)})"
+        read.append(
+            f"{clean(i.name)} = torch.stack([torch.as_tensor(row[{key}]) for row in rows]){cast}"
+        )
+    top = name.partition(".")[0]
+    return Parts(
+        reader=(),
+        start=(f"dataset = {name}({arguments})", "SAMPLES = len(dataset)"),
+        read=tuple(read),
+        fact="SAMPLES",
+        modules=(f"from {module} import {top}",),
+        constants=(),
+        described=f"{data.source}, a Dataset",
+    )
+
+
+def dtype_text(meta: TensorMeta) -> str:
+    return "torch.get_default_dtype()" if meta.dtype.startswith("float") else f"torch.{meta.dtype}"
+
+
+def spell_pattern(path: str) -> str:
+    """A glob, with `{stdlib}` found when the script runs."""
+    head, _, tail = path.rpartition("{stdlib}")
+    return (
+        f'sysconfig.get_path("stdlib") + {quote(tail)}'
+        if not head and path != tail
+        else quote(path)
+    )
+
+
+def spell_value(value: Value) -> str:
+    """A value of the spec as Python."""
+    if isinstance(value, Factory):
+        raise TypeError("a dataset's argument cannot be a factory")
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(spell_value, value))}]"
+    if isinstance(value, dict):
+        return (
+            "{"
+            + ", ".join(f"{quote(key)}: {spell_value(item)}" for key, item in value.items())
+            + "}"
+        )
+    return quote(value) if isinstance(value, str) else repr(value)

@@ -1,0 +1,169 @@
+"""One forward, whole: arguments, statements, loops over equal modules, the return."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from ..ir.graph import Dim, Graph
+from .body import Line, Writer
+from .calls import Calls
+from .scope import Scope
+from .tree import Item
+
+end = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Calls of all elements of a container, in order, each feeding the next."""
+
+    items: tuple[Item, ...]
+    element: str
+    """What the loop calls one of them."""
+    values: str
+    """How the loop reads them: `self.blocks.values()`, or `self.blocks` itself for a list."""
+    seed: str
+    """What runs before each element, whose key is `i`; "" for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What to write."""
+
+    arguments: tuple[tuple[str, str], ...]
+    """(name wanted, value), in order."""
+    items: tuple[Item, ...]
+    results: tuple[str, ...]
+    """Values to return."""
+    loops: tuple[Loop, ...]
+
+
+class FunctionWriter:
+    """Writes a function's argument names and lines."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        function: Function,
+        access: Mapping[str, str],
+        calls: Calls,
+        seeds: Mapping[str, str],
+        fixed: Mapping[str, str],
+    ) -> None:
+        self.graph, self.function, self.calls = graph, function, calls
+        self.positions = {id(item): i for i, item in enumerate(function.items)}
+        last: dict[str, float] = {v: i for i, item in enumerate(function.items) for v in item.reads}
+        last |= dict.fromkeys(function.results, end)
+        self.scope = Scope(last)
+        self.writer = Writer(
+            graph,
+            calls.tree.metas,
+            self.scope,
+            access,
+            calls,
+            seeds,
+            calls.tree.inside,
+            fixed,
+            indent=8,
+        )
+        self.argument_names = [
+            self.scope.bind(value, wanted, -1) for wanted, value in function.arguments
+        ]
+        self.uses = Counter(value for item in function.items for value in item.reads)
+        self.uses.update(function.results)
+
+    def lines(self) -> list[Line]:
+        """The body."""
+        looped = {id(item): loop for loop in self.function.loops for item in loop.items}
+        lines: list[Line] = []
+        for loop, run in groupby(self.function.items, key=lambda item: looped.get(id(item))):
+            lines += self.loop(loop) if loop else self.statements(list(run))
+        lines = self.returned(lines)
+        if self.reads_batch():
+            lines.insert(0, Line(f"batch = {self.batch()}"))
+        return lines
+
+    def reads_batch(self) -> bool:
+        """Whether an op of the function itself has a size that grows with the batch."""
+        return any(
+            has_batch((op.args, op.kwargs))
+            for item in self.function.items
+            if item.call is None
+            for op in item.ops
+        )
+
+    def batch(self) -> str:
+        """The number of samples, from the first argument that shows it."""
+        for _, value in self.function.arguments:
+            for i, size in enumerate(self.graph.values[value].shape):
+                if isinstance(size, Dim):
+                    name = f"{self.argument_names[self.index(value)]}.shape[{i}]"
+                    return name if size.coefficient == 1 else f"{name} // {size.coefficient}"
+        raise ValueError("no argument shows the number of samples")
+
+    def index(self, value: str) -> int:
+        return [v for _, v in self.function.arguments].index(value)
+
+    def statements(self, items: Sequence[Item]) -> Iterator[Line]:
+        """Items statement by statement; those without gradients under torch.no_grad()."""
+        for grad, run in groupby(items, key=lambda item: item.grad):
+            lines = [line for group in statements(list(run)) for line in self.statement(group)]
+            if not grad:
+                yield Line("with torch.no_grad():")
+            yield from (replace(line, indent=line.indent + (0 if grad else 4)) for line in lines)
+
+    def statement(self, group: Sequence[Item]) -> Iterator[Line]:
+        inside = Counter(value for item in group for value in item.reads)
+        outside = {v: self.uses[v] - inside[v] for item in group for v in item.makes if v}
+        yield from self.writer.group(group, self.positions[id(group[0])], outside)
+
+    def loop(self, loop: Loop) -> Iterator[Line]:
+        """`for block in self.blocks.values():` and `x = block(x, mask)`."""
+        first, (made,) = loop.items[0], loop.items[-1].makes
+        carried = next(value for value in first.reads if value not in loop.items[1].reads)
+        position = self.positions[id(first)]
+        name = self.loop_variable(first, carried, made, position)
+        if name != self.scope[carried]:
+            yield Line(f"{name} = {self.scope[carried]}")
+        before = self.scope.names[carried]
+        self.scope.names[carried] = name
+        expr = self.calls(first, self.writer, receiver=loop.element).expr
+        self.scope.names[carried] = before
+        self.scope.names[made], self.scope.bound[name] = name, made
+        if loop.seed:
+            yield Line(f"for i, {loop.element} in {loop.values}:")
+            yield Line(loop.seed, indent=4)
+        else:
+            yield Line(f"for {loop.element} in {loop.values}:")
+        yield Line(f"{name} = {expr.text}", indent=4)
+
+    def loop_variable(self, first: Item, carried: str, made: str, position: int) -> str:
+        """The name that holds what goes from element to element: the user's, if it assigned one."""
+        statement = self.graph.statements.get(first.statement)
+        name = self.scope[carried]
+        wanted = statement.targets[0] if statement and len(statement.targets) == 1 else name
+        wanted = self.writer.fixed.get(made, wanted)
+        if wanted == name and self.scope.last_use[carried] <= position:
+            return name
+        return self.scope.bind(made, wanted, position - 1)
+
+    def returned(self, lines: list[Line]) -> list[Line]:
+        """The body with its return: `return f(x)` instead of `y = f(x)` and `return y`."""
+        names = [self.scope[value] for value in self.function.results]
+        last = lines[-1] if lines else None
+        if last and len(names) == 1 and last.text.startswith(f"{names[0]} = ") and not last.indent:
+            return [*lines[:-1], Line(last.text.replace(f"{names[0]} = ", "return ", 1))]
+        return [*lines, Line(f"return {', '.join(names)}")]
+
+
+def statements(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Runs of items of one statement of the user; an item without one stands alone."""
+    for _, run in groupby(items, key=lambda item: item.statement or id(item)):
+        yield list(run)
+
+
+def has_batch(argument: object) -> bool:
+    if isinstance(argument, tuple):
+        return any(map(has_batch, argument))
+    return isinstance(argument, Dim)

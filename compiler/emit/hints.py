@@ -1,0 +1,57 @@
+"""What to call a value outside of the statement that makes it: as the user's code around it does."""
+
+from collections.abc import Mapping
+
+from ..ir.graph import Arg, Graph, Op, Ref, Statement
+
+
+def name_values(graph: Graph) -> dict[str, str]:
+    """The name that the outermost statement assigns through which a value passes, for each value
+    that has one; for one inside a call, the name that the call's result gets."""
+    names = {
+        name: around
+        for op in graph.ops
+        if (around := name_around(graph, op))
+        for name in op.outputs
+    }
+    names |= name_inside(graph)
+    for call in reversed(list(graph.calls.values())):  # inner calls before those around them
+        names |= assigned(graph.statements.get(call.statement), elements(call.output))
+    return names | dict(graph.names)
+
+
+def name_inside(graph: Graph) -> dict[str, str]:
+    """The name that the statement assigns that makes a value, for each value that has one."""
+    names: dict[str, str] = {}
+    for op in graph.ops:
+        names |= assigned(graph.statements.get(op.statement), op.outputs)
+    return names
+
+
+def name_around(graph: Graph, op: Op) -> str:
+    """The one name that gets the result of the innermost call around an op of which that is known."""
+    call = graph.calls.get(op.call)
+    while call is not None:
+        if name := single_target(graph, call.statement):
+            return name
+        call = graph.calls.get(call.parent) if call.parent else None
+    return ""
+
+
+def single_target(graph: Graph, number: int) -> str:
+    """The one name that a statement assigns, or ""."""
+    statement = graph.statements.get(number)
+    return statement.targets[0] if statement and len(statement.targets) == 1 else ""
+
+
+def assigned(statement: Statement | None, values: tuple[str, ...]) -> Mapping[str, str]:
+    """The names that a statement gives to the values of its right side."""
+    if statement is None or len(statement.targets) != len(values):
+        return {}
+    return {value: name for value, name in zip(values, statement.targets, strict=True) if value}
+
+
+def elements(output: Arg) -> tuple[str, ...]:
+    """The values of a call's output, "" for those that are none."""
+    parts = output if isinstance(output, tuple) else (output,)
+    return tuple(part.name if isinstance(part, Ref) else "" for part in parts)

@@ -1,0 +1,35 @@
+"""What all ranks of a compilation share, for the views."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..ir.graph import Graph
+from ..ir.plan import Plan
+from ..ir.program import Program
+from ..ir.report import Report
+from ..ir.spec import Spec
+from ..ir.unit import Unit
+
+dtypes = {"fp32": "float32", "fp64": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all ranks of a compilation share."""
+
+    version: str
+    """Of ppc."""
+    source: str
+    """The spec's path, as the user named it."""
+    spec_digest: str
+    model_digest: str
+    spec: Spec
+    graph: Graph
+    plan: Plan
+    units: tuple[Unit, ...]
+    programs: tuple[Program, ...]
+    report: Report
+    hints: Mapping[str, str]
+    boundary: Mapping[str, str]
+    paths: tuple[str, ...]
+    """The data's files as the scripts find them."""

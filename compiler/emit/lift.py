@@ -1,0 +1,245 @@
+"""A unit -> the classes of its script, as a person would write them.
+
+Each kind of module that is whole on the stage becomes a class with the user's names; what the
+stage's border cuts, and the containers around it, are written out in the class Stage.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..ir.graph import CallId, Graph
+from ..ir.unit import Unit
+from .attributes import Attributes, Holding, construct, empty_tensor
+from .body import Line
+from .calls import Calls, signature
+from .classes import Class, Draft, unify, whole
+from .expression import Expr, call
+from .function import Function, FunctionWriter
+from .loops import LoopFinder
+from .tree import Item, Tree, is_leaf, make_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """A stage in text."""
+
+    classes: tuple[Class, ...]
+    """Those that others use first."""
+    stage: Class
+    results: tuple[str, ...]
+    """The values that Stage.forward returns, in order."""
+
+
+def lift(
+    graph: Graph,
+    unit: Unit,
+    hints: Mapping[str, str],
+    boundary: Mapping[str, str],
+    default_dtype: str,
+) -> Lifted:
+    """Text for a unit. `hints` and `boundary` name the graph's values (hints.py, boundary.py).
+
+    Before: a verified unit. After: text that computes exactly the unit; `check` compares them."""
+    return Lifter(graph, unit, hints, boundary, default_dtype).lift()
+
+
+@dataclass
+class Lifter:
+    """Writes the classes of one unit, innermost first."""
+
+    graph: Graph
+    unit: Unit
+    hints: Mapping[str, str]
+    boundary: Mapping[str, str]
+    default_dtype: str
+    tree: Tree = field(init=False)
+    instances: dict[str, Expr] = field(default_factory=dict)
+    """Path of a lifted module -> how to make it."""
+    chains: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.tree = make_tree(self.graph, self.unit, self.hints)
+        self.seeds = {op: f'seed_layer(key, "{path}")' for op, path in self.unit.seeds}
+        self.chains = frozenset(key[0] for key in self.tree.whole if self.is_chain(key))
+
+    def lift(self) -> Lifted:
+        classes: list[Class] = []
+        heights = self.heights()
+        for height in range(1, max(heights.values(), default=0) + 1):
+            paths = [path for path, value in heights.items() if value == height]
+            drafts = [self.draft(path) for path in paths]
+            made, instances = unify(
+                drafts, {c.name for c in classes} | {"Stage", "Inbox", "Outbox"}
+            )
+            classes += made
+            self.instances |= instances
+        sends = tuple(dict.fromkeys(t.value for t in self.unit.sends))
+        results = tuple(value for _, value in self.unit.outputs) + sends
+        return Lifted(tuple(classes), self.stage(results), results)
+
+    def heights(self) -> dict[str, int]:
+        """Paths of the modules to lift -> 1 where they use no other lifted module, and so on."""
+        found: dict[str, int] = {}
+
+        def visit(key: CallId | None) -> int:
+            inner = [
+                visit((i.call.path, i.call.number))
+                for i in self.tree.items(key)
+                if i.call and not is_leaf(self.graph.modules[i.call.path])
+            ]
+            height = max(inner, default=0)
+            if key and key[0] not in self.chains:
+                height += 1
+                found[key[0]] = max(found.get(key[0], 0), height)
+            return height
+
+        visit(None)
+        return found
+
+    def is_chain(self, key: CallId) -> bool:
+        """Whether a call runs an nn.Sequential's children one after the other, as they stand."""
+        module = self.graph.modules[key[0]]
+        if not module.sequential or not all(name.isdigit() for name in module.children):
+            return False
+        items = {i.call.path: i for i in self.tree.items(key) if i.call}
+        if len(items) != len(self.tree.items(key)):
+            return False
+        previous: str | None = None
+        for name in module.children:
+            path = f"{key[0]}.{name}"
+            item = items.get(path)
+            if item is None:
+                if not is_leaf(self.graph.modules[path]):
+                    return False
+                continue
+            if (
+                len(item.reads) != 1
+                or len(item.makes) != 1
+                or (previous and item.reads[0] != previous)
+            ):
+                return False
+            previous = item.makes[0]
+        return previous is not None and self.tree.call_item(key).makes == (previous,)
+
+    def make(self, path: str) -> Expr:
+        """How to build a module."""
+        module = self.graph.modules[path]
+        if module.constructor is not None:
+            return construct(module.constructor)
+        if path in self.chains:
+            return call(
+                "nn.Sequential", [self.make(f"{path}.{name}").text for name in module.children]
+            )
+        return self.instances[path]
+
+    def draft(self, path: str) -> Draft:
+        """The class of a lifted module."""
+        numbers = [
+            number
+            for other, number in self.graph.calls
+            if other == path and (other, number) in self.tree.whole
+        ]
+        item = self.tree.call_item((path, numbers[0]))
+        form = signature(self.hints, item)
+        items = self.tree.items((path, numbers[0]))
+        names = [
+            name
+            for held in self.unit.state
+            for name in (held.fqn, *held.aliases)
+            if name.startswith(f"{path}.")
+        ]
+        attributes = Attributes(self.holdings(path, items, names), self.graph, path)
+        access = {name: attributes.access(name.removeprefix(f"{path}.")) for name in names}
+        access |= {fqn: name for name, fqn in form.states}
+        function = Function(
+            form.arguments,
+            tuple(items),
+            form.results,
+            LoopFinder(self.tree, attributes, path, self.seeds).find(items),
+        )
+        writer = FunctionWriter(
+            self.graph,
+            function,
+            access,
+            Calls(self.tree, attributes, path, self.chains),
+            self.seeds,
+            {},
+        )
+        lines = tuple(writer.lines())
+        module = self.graph.modules[path]
+        arguments = (*writer.argument_names, *(name for name, _ in form.states))
+        return Draft(path, module.cls, module.where, tuple(attributes.lines()), arguments, lines)
+
+    def stage(self, results: tuple[str, ...]) -> Class:
+        """The class Stage."""
+        items = self.tree.items(None)
+        names = [name for held in self.unit.state for name in (held.fqn, *held.aliases)]
+        attributes = Attributes(self.holdings("", items, names), self.graph, "")
+        access = {name: attributes.access(name) for name in names}
+        arguments = [(self.boundary[t.value], t.value) for t in self.unit.receives]
+        arguments += [(i.name, i.name) for i in self.unit.inputs]
+        function = Function(
+            tuple(arguments),
+            tuple(items),
+            results,
+            LoopFinder(self.tree, attributes, "", self.seeds).find(items),
+        )
+        writer = FunctionWriter(
+            self.graph,
+            function,
+            access,
+            Calls(self.tree, attributes, "", self.chains),
+            self.seeds,
+            self.boundary,
+        )
+        lines = whole(writer.lines())
+        names_ = (*writer.argument_names, *(("key",) if self.unit.seeds else ()))
+        init = tuple(line.text for line in whole(Line(text) for text in attributes.lines()))
+        return Class("Stage", "", (), init, names_, lines)
+
+    def holdings(self, base: str, items: list[Item], names: list[str]) -> dict[str, Holding]:
+        """What a class holds: the modules that it calls, and the state that none of them has."""
+        prefix = f"{base}." if base else ""
+        modules = dict.fromkeys(item.call.path for item in items if item.call)
+        found = {
+            path.removeprefix(prefix): Holding(path.removeprefix(prefix), self.make(path))
+            for path in modules
+        }
+        for name in names:
+            if any(name.startswith(f"{path}.") for path in modules):
+                continue
+            owner = self.leaf_around(name, base)
+            relative = (owner or name).removeprefix(prefix)
+            found.setdefault(
+                relative,
+                Holding(relative, self.make(owner)) if owner else self.tensor(name, relative),
+            )
+        covered = {path for path in found for other in found if path.startswith(f"{other}.")}
+        order = {path: i for i, path in enumerate(self.model_order())}
+        kept = [path for path in found if path not in covered]
+        return {
+            path: found[path]
+            for path in sorted(kept, key=lambda path: order.get(prefix + path, len(order)))
+        }
+
+    def leaf_around(self, name: str, base: str) -> str | None:
+        """The outermost of torch's own modules inside `base` that has a parameter."""
+        parts = name.split(".")
+        start = len(base.split(".")) + 1 if base else 1
+        paths = (".".join(parts[:i]) for i in range(start, len(parts)))
+        return next((path for path in paths if is_leaf(self.graph.modules.get(path))), None)
+
+    def tensor(self, name: str, path: str) -> Holding:
+        """A parameter or buffer of the class's own."""
+        parameter = self.graph.parameters[self.graph.canonical[name]]
+        empty = empty_tensor(parameter.meta, self.default_dtype)
+        if parameter.buffer:
+            return Holding(path, empty, buffer=True, persistent=parameter.persistent)
+        return Holding(path, call("nn.Parameter", [empty.text]), parameter=True)
+
+    def model_order(self) -> Iterator[str]:
+        """Every path in the order in which the user's modules define them."""
+        for path, module in self.graph.modules.items():
+            yield path
+            prefix = f"{path}." if path else ""
+            yield from (prefix + name for name in (*module.parameters, *module.buffers))

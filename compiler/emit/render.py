@@ -1,0 +1,101 @@
+"""Views -> files. The templates lay out text; which imports and constants a script needs is seen from
+the text itself."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+
+import jinja2
+
+from ..ir.report import File
+from .environment import environment
+from .job import Job
+from .plan_text import make_plan_page
+from .view import view_rank
+
+compilation_mark = "@compilation@"
+modules = (
+    "import ast", "import collections", "import datetime", "import functools", "import glob", "import json",
+    "import math", "import os", "import struct", "import sysconfig", "import time", "import zlib",
+)  # fmt: skip
+torch_modules = (
+    "import torch", "import torch.distributed as dist", "import torch.nn as nn",
+    "import torch.nn.functional as F",
+)  # fmt: skip
+
+
+def render(
+    job: Job, saved: bytes = b"", copies: Mapping[str, str] | None = None
+) -> tuple[File, ...]:
+    """Every file of a compilation: scripts, run.py, plan.txt, manifest.json, then what they read.
+
+    `saved`: weights that could not be recorded, as safetensors; `copies`: the user's own modules that
+    the scripts import, file name -> text.
+    """
+    templates = environment()
+    scripts = [
+        render_rank(templates, view_rank(job, p, u))
+        for p, u in zip(job.programs, job.units, strict=True)
+    ]
+    run = templates.get_template("run.py.j2").render(
+        name=job.spec.name, world_size=job.plan.world_size
+    )
+    digest = hashlib.sha256(
+        "\0".join([*scripts, *(copies or {}).values()]).encode() + saved
+    ).hexdigest()[:12]
+    files = [
+        File(f"rank{program.rank}.py", script.replace(compilation_mark, digest))
+        for program, script in zip(job.programs, scripts, strict=True)
+    ]
+    files.append(File("run.py", run))
+    files.append(File("plan.txt", str(make_plan_page(job))))
+    files += [File(name, text) for name, text in (copies or {}).items()]
+    files += [File("weights.safetensors", saved)] if saved else []
+    written = manifest(job, digest, [file.path for file in files])
+    return (*files, File("manifest.json", json.dumps(written, indent=2) + "\n"))
+
+
+def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> str:
+    """One script: its text first, then the imports and constants that the text uses."""
+    template = templates.get_template("rank.py.j2")
+    constants = dict.fromkeys(("plan_constants", "training_constants"))
+    data = view["data"]
+    own = list(data["modules"]) if isinstance(data, Mapping) else []
+    draft = template.render(view, compilation=compilation_mark, imports=[])
+    body = draft.split("# plan: what the compiler decided", 1)[1]
+    kept = {key: [line for line in view[key] if is_used(line, body)] for key in constants}  # type: ignore[attr-defined]
+    text = template.render({**view, **kept}, compilation=compilation_mark, imports=[])
+    body = text.split("# plan: what the compiler decided", 1)[1]
+    return template.render(
+        {**view, **kept}, compilation=compilation_mark, imports=choose_imports(body, own)
+    )
+
+
+def is_used(line: str, body: str) -> bool:
+    """Whether a name that a constant's line sets is read anywhere else."""
+    names = re.findall(r"[A-Z][A-Z_]+", line.split("=")[0])
+    rest = body.replace(line, "", 1)
+    return any(re.search(rf"\b{name}\b", rest) for name in names)
+
+
+def choose_imports(body: str, own: list[str]) -> list[str]:
+    """The imports that a script's text uses, sorted as isort does."""
+    used = [line for line in modules if re.search(rf"\b{line.split()[-1]}\.", body)]
+    used += ["from pathlib import Path"]
+    torch_used = [line for line in torch_modules if re.search(rf"\b{line.split()[-1]}\.", body)]
+    return [*used, "", *torch_used, *(["", *own] if own else [])]
+
+
+def manifest(job: Job, digest: str, paths: list[str]) -> dict[str, object]:
+    """What the folder was compiled from."""
+    return {
+        "ppc": job.version,
+        "spec": job.source,
+        "spec_sha256": job.spec_digest,
+        "model_sha256": job.model_digest,
+        "compilation": digest,
+        "world_size": job.plan.world_size,
+        "inputs": {i.name: str(i.meta) for i in job.graph.inputs},
+        "files": [*paths, "manifest.json"],
+    }

@@ -1,0 +1,303 @@
+"""A rank's program -> the functions that run a step: forward, backward, and their order.
+
+Transfers stand where the program has them: every forward takes its messages, computes and sends, and
+so does every backward. That pattern is checked here, not assumed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import InternalError
+from ..ir.plan import Plan
+from ..ir.program import (
+    Compute,
+    Edge,
+    Flush,
+    Instruction,
+    Loop,
+    Microbatch,
+    Post,
+    Program,
+    Send,
+    Wait,
+)
+from ..ir.schedule import Action, Kind
+from ..ir.unit import Unit
+from .layout import wrap
+from .scope import clean
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The section of a step."""
+
+    state: str
+    parameters: str
+    forward: tuple[str, ...]
+    backward_parameters: str
+    backward: tuple[str, ...]
+    run_parameters: str
+    run: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWriter:
+    """Writes the step of one rank that holds one stage."""
+
+    plan: Plan
+    program: Program
+    unit: Unit
+    names: Mapping[str, str]
+    """Value that crosses a boundary -> its name."""
+    results: tuple[str, ...]
+    """What Stage.forward returns."""
+    seeds: bool
+
+    @property
+    def is_last(self) -> bool:
+        return bool(self.unit.outputs)
+
+    @property
+    def fields(self) -> list[str]:
+        return [clean(i.name) for i in self.unit.inputs]
+
+    @property
+    def batch(self) -> str:
+        """What the microbatches' data is called; "" on a rank that reads none."""
+        return self.fields[0] if len(self.fields) == 1 else "batch" if self.fields else ""
+
+    @property
+    def extra(self) -> list[str]:
+        """Arguments of forward after the microbatch."""
+        sizes = [] if self.plan.even or not (self.is_last or self.edges) else ["sizes"]
+        return [*filter(None, [self.batch]), *sizes]
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        return self.program.edges
+
+    def write(self) -> Steps:
+        body = next(loop.body for loop in self.program.actions if isinstance(loop, Loop))
+        self.check(body)
+        has_backward = any(action.kind is Kind.B for action in computes(body))
+        state = "live = {}  # microbatch -> what its backward needs" if has_backward else ""
+        if self.is_last:
+            state = f"{state}\nlosses = []".strip()
+        return Steps(
+            state=state,
+            parameters=", ".join(["mb", *self.extra]),
+            forward=tuple(f"    {line}" for line in self.forward(has_backward)),
+            backward=tuple(f"    {line}" for line in self.backward()) if has_backward else (),
+            backward_parameters=", ".join(["mb", *self.sizes]),
+            run_parameters=", ".join(self.extra),
+            run=tuple(self.run(body)),
+        )
+
+    def incoming(self, kind: str) -> list[Edge]:
+        return [e for e in self.edges if e.kind == kind and e.target == self.program.rank]
+
+    def outgoing(self, kind: str) -> list[Edge]:
+        return [e for e in self.edges if e.kind == kind and e.source == self.program.rank]
+
+    def forward(self, has_backward: bool) -> Iterator[str]:
+        """Take, compute, send."""
+        if not self.plan.even:
+            yield "if not sizes[mb]:  # a short last batch may not reach every microbatch"
+            yield "    return"
+        produced = {self.names.get(value) for value in self.results}
+        received = {t.value: self.received_name(t.value, produced) for t in self.unit.receives}
+        gradients = {t.value for t in self.unit.receives if t.gradient}
+        for edge in self.incoming("activations"):
+            names = [received[value] for value, _ in edge.values]
+            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take()"
+            yield from (f"{received[v]}.requires_grad_()" for v, _ in edge.values if v in gradients)
+        if len(self.fields) > 1:
+            yield f"{', '.join(self.fields)} = batch[mb]"
+        data = [f"{self.fields[0]}[mb]"] if len(self.fields) == 1 else self.fields
+        key = ['f"{SEED} {step} {mb}"'] if self.seeds else []
+        call = f"stage({', '.join([*received.values(), *data, *key])})"
+        yield from self.compute(call)
+        if has_backward:
+            kept = [received[v] for v in received if v in gradients] + self.sources()
+            yield f"live[mb] = {', '.join(kept)}"
+
+    def received_name(self, value: str, produced: set[str | None]) -> str:
+        name = self.names[value]
+        return f"{name}_in" if name in produced else name
+
+    def compute(self, call: str) -> Iterator[str]:
+        """The stage's call and what follows from its results."""
+        if self.is_last:
+            if self.plan.even:
+                yield from wrap(f"loss = {call} / MICROBATCHES", 0)
+            else:
+                yield from wrap(f"loss = {call} * (sizes[mb] / sum(sizes))", 0)
+            yield "losses.append(loss.detach())"
+            return
+        yield from wrap(f"{', '.join(self.names[value] for value in self.results)} = {call}", 0)
+        for edge in self.outgoing("activations"):
+            values = ", ".join(self.names[value] for value, _ in edge.values)
+            yield f"{variable(edge, self.program.rank)}.send({values})"
+
+    def sources(self) -> list[str]:
+        """Where a backward starts: the loss, or the outputs whose gradients come back."""
+        if self.is_last:
+            return ["loss"]
+        back = dict.fromkeys(t.value for t in self.unit.sends if t.gradient)
+        return [self.names[value] for value in back]
+
+    def backward(self) -> Iterator[str]:
+        """Take the gradients, go back, send the gradients of what was received."""
+        if not self.plan.even:
+            yield "if not sizes[mb]:"
+            yield "    return"
+        produced = {self.names.get(value) for value in self.results}
+        received = [self.received_name(t.value, produced) for t in self.unit.receives if t.gradient]
+        names = [*received, *self.sources()]
+        edges = self.incoming("gradients")
+        if self.is_last:
+            yield f"{', '.join(names)} = live.pop(mb)"
+            yield "loss.backward()"
+        elif len(names) == len(edges) == len(edges[0].values) == 1:
+            yield f"live.pop(mb).backward({variable(edges[0], self.program.rank)}.take())"
+        else:
+            yield f"{', '.join(names)} = live.pop(mb)"
+            yield from self.several(edges)
+        produced_names = {
+            t.value: self.received_name(t.value, produced) for t in self.unit.receives
+        }
+        for edge in self.outgoing("gradients"):
+            values = ", ".join(f"{produced_names[value]}.grad" for value, _ in edge.values)
+            yield f"{variable(edge, self.program.rank)}.send({values})"
+
+    def several(self, edges: Sequence[Edge]) -> Iterator[str]:
+        """Gradients of several outputs, or of one from several stages."""
+        if len(edges) == len(edges[0].values) == 1:
+            yield f"{self.names[edges[0].values[0][0]]}.backward({variable(edges[0], self.program.rank)}.take())"
+            return
+        outputs, gradients = [], []
+        for edge in edges:
+            names = [f"grad_{self.names[value]}" for value, _ in edge.values]
+            if len(edges) > 1:
+                names = [f"{name}_from_{edge.source}" for name in names]
+            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take()"
+            outputs += [self.names[value] for value, _ in edge.values]
+            gradients += names
+        yield from wrap(
+            f"torch.autograd.backward(({', '.join(outputs)}), ({', '.join(gradients)}))", 0
+        )
+
+    @property
+    def multi(self) -> bool:
+        """Whether messages are lists: some edge of this rank carries several values."""
+        return any(len(edge.values) > 1 for edge in self.edges)
+
+    def run(self, body: Sequence[Instruction]) -> Iterator[str]:
+        """The order of a step."""
+        for edge in [e for e in self.edges if e.target == self.program.rank]:
+            yield f"    {variable(edge, self.program.rank)}.start({'SIZES' if self.plan.even else 'sizes'})"
+        yield from self.order(body, 4)
+        for edge in [e for e in self.edges if e.source == self.program.rank]:
+            yield f"    {variable(edge, self.program.rank)}.wait()"
+        if self.is_last:
+            yield "    loss = torch.stack(losses).sum()"
+            yield "    losses.clear()"
+            yield "    return loss"
+
+    def order(self, body: Sequence[Instruction], indent: int) -> Iterator[str]:
+        """Computes, in order, loops counted by their first compute's microbatch."""
+        space = " " * indent
+        for item in body:
+            if isinstance(item, Loop) and isinstance(item.count, int):
+                first = next(i for i in item.body if isinstance(i, Compute)).microbatch
+                start, step = first.offset, first.stride
+                stop = start + step * item.count
+                bounds = (
+                    f"{start}, {stop}, {step}"
+                    if step != 1
+                    else f"{start}, {stop}"
+                    if start
+                    else f"{stop}"
+                )
+                yield f"{space}for mb in range({bounds}):"
+                for inner in item.body:
+                    if isinstance(inner, Compute):
+                        yield f"{space}    {self.call(inner, relative(inner.microbatch, first))}"
+            elif isinstance(item, Compute):
+                yield f"{space}{self.call(item, str(item.microbatch))}"
+
+    def call(self, compute: Compute, microbatch: str) -> str:
+        if compute.action.kind is Kind.F:
+            return f"forward({', '.join([microbatch, *self.extra])})"
+        return f"backward({', '.join([microbatch, *self.sizes])})"
+
+    @property
+    def sizes(self) -> list[str]:
+        return [] if self.plan.even else ["sizes"]
+
+    def check(self, body: Sequence[Instruction]) -> None:
+        """Every compute stands between its own waits and sends, each edge's receives posted so many
+        ahead: what forward, backward and Inbox do."""
+        flat = tuple(flatten(body))
+        waits: list[str] = []
+        for i, item in enumerate(flat):
+            if isinstance(item, Wait):
+                waits.append(item.edge)
+                if not (i and flat[i - 1] == Post(item.edge)):
+                    raise InternalError(
+                        f"rank {self.program.rank}: {item} without a Post before it"
+                    )
+            elif isinstance(item, Compute):
+                kind = "activations" if item.action.kind is Kind.F else "gradients"
+                sends = [s.edge for s in takewhile_sends(flat[i + 1 :])]
+                expected = (
+                    [e.name for e in self.incoming(kind)],
+                    [e.name for e in self.outgoing(kind)],
+                )
+                if (waits, sends) != expected:
+                    raise InternalError(
+                        f"rank {self.program.rank}: {item}: {waits}, {sends}, not {expected}"
+                    )
+                waits = []
+            elif isinstance(item, Flush) and waits:
+                raise InternalError(f"rank {self.program.rank}: waits {waits} without a compute")
+
+
+def takewhile_sends(items: Sequence[Instruction]) -> Iterator[Send]:
+    for item in items:
+        if not isinstance(item, Send):
+            return
+        yield item
+
+
+def flatten(body: Sequence[Instruction]) -> Iterator[Instruction]:
+    """Instructions with loops' bodies once."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from flatten(item.body)
+        else:
+            yield item
+
+
+def computes(body: Sequence[Instruction]) -> list[Action]:
+    return [item.action for item in flatten(body) if isinstance(item, Compute)]
+
+
+def relative(microbatch: Microbatch, first: Microbatch) -> str:
+    """A microbatch in terms of the loop variable, the first compute's microbatch."""
+    offset = microbatch.offset - first.offset
+    return "mb" if not offset else f"mb + {offset}" if offset > 0 else f"mb - {-offset}"
+
+
+def variable(edge: Edge, rank: int) -> str:
+    """`activations_from_0`, `gradients_to_1`."""
+    return (
+        f"{edge.kind}_to_{edge.target}"
+        if edge.source == rank
+        else f"{edge.kind}_from_{edge.source}"
+    )
+
+
+def unpack(names: Sequence[str], multi: bool) -> str:
+    """The left side that takes a message apart."""
+    return f"({names[0]},)" if multi and len(names) == 1 else ", ".join(names)

@@ -1,0 +1,154 @@
+"""What a function of an emitted class runs: ops of its own and calls of modules inside it.
+
+A call of the user's model that is whole on a stage becomes an item, its ops hidden in a module; one
+that is cut by a stage's border is dissolved, its parts standing where it stood.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..ir.graph import Call, CallId, Graph, Module, Op, Ref, TensorMeta, references
+from ..ir.unit import Unit
+from .hints import name_inside
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One step of a function."""
+
+    ops: tuple[Op, ...]
+    """One for an op; for a call all that run inside it."""
+    call: Call | None
+    statement: int
+    reads: tuple[str, ...]
+    """Values from outside, once for each time they are read; of a call, each once."""
+    makes: tuple[str, ...]
+    """Values made here that are read outside, in order; of an op, all its outputs, "" for unused."""
+
+    @property
+    def grad(self) -> bool:
+        return any(op.grad for op in self.ops)
+
+    @property
+    def op(self) -> Op:
+        (op,) = self.ops
+        return op
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The calls of a unit, as far as they are whole."""
+
+    graph: Graph
+    unit: Unit
+    whole: frozenset[CallId]
+    ops_of: Mapping[CallId, tuple[Op, ...]]
+    """Every op inside a call, at any depth."""
+    read_outside: Mapping[CallId, frozenset[str]]
+    """Values made in a call and read outside of it."""
+    position: Mapping[str, int]
+    """Op -> its place in the unit."""
+    hints: Mapping[str, str]
+    """Value -> what to call it outside of the statement that makes it."""
+    inside: Mapping[str, str]
+    """Value -> what the statement calls it that makes it."""
+    metas: Mapping[str, TensorMeta]
+    """Of values, parameters and buffers, by every name."""
+
+    def items(self, call: CallId | None) -> list[Item]:
+        """The items of a call's function, or of the stage's for None, in order."""
+        found: dict[CallId | str, list[Op]] = {}
+        for op in self.ops_of[call] if call else self.unit.ops:
+            found.setdefault(self.child(op, call) or op.name, []).append(op)
+        ordered = sorted(found.items(), key=lambda entry: self.position[entry[1][-1].name])
+        return [
+            self.op_item(ops[0]) if isinstance(key, str) else self.call_item(key)
+            for key, ops in ordered
+        ]
+
+    def child(self, op: Op, call: CallId | None) -> CallId | None:
+        """The outermost whole call around an op, inside `call`; None for an op of the call's own."""
+        chain = list(ancestors(self.graph, op.call))
+        inside = chain[: chain.index(call)] if call else chain
+        return next((c for c in reversed(inside) if c in self.whole), None)
+
+    def op_item(self, op: Op) -> Item:
+        reads = tuple(ref.name for ref in op.operands if isinstance(ref, Ref))
+        return Item((op,), None, op.statement, reads, op.outputs)
+
+    def call_item(self, key: CallId) -> Item:
+        ops, call = self.ops_of[key], self.graph.calls[key]
+        made = {name for op in ops for name in op.outputs}
+        reads = dict.fromkeys(
+            ref.name
+            for op in ops
+            for ref in op.operands
+            if isinstance(ref, Ref) and ref.name not in made
+        )
+        returned = [ref.name for ref in references(call.output) if isinstance(ref, Ref)]
+        outside = self.read_outside[key]
+        makes = dict.fromkeys(
+            [n for n in returned if n in outside]
+            + [n for op in ops for n in op.outputs if n in outside]
+        )
+        return Item(ops, call, call.statement, tuple(reads), tuple(makes))
+
+
+def ancestors(graph: Graph, call: CallId) -> Iterator[CallId]:
+    """A call and those around it, innermost first."""
+    found: CallId | None = call
+    while found is not None:
+        yield found
+        found = graph.calls[found].parent if found in graph.calls else None
+
+
+def make_tree(graph: Graph, unit: Unit, hints: Mapping[str, str]) -> Tree:
+    """The tree of a unit's calls."""
+    ops_of: dict[CallId, list[Op]] = {}
+    for op in unit.ops:
+        for call in ancestors(graph, op.call):
+            ops_of.setdefault(call, []).append(op)
+    whole = frozenset(
+        call for call in unit.calls if call in ops_of and may_fold(graph, unit, call, ops_of[call])
+    )
+    results = {value for _, value in unit.outputs} | {t.value for t in unit.sends}
+    uses = Counter(str(ref) for op in unit.ops for ref in op.operands)
+    return Tree(
+        graph,
+        unit,
+        whole,
+        {call: tuple(ops) for call, ops in ops_of.items()},
+        {call: read_outside(ops, uses, results) for call, ops in ops_of.items()},
+        {op.name: i for i, op in enumerate(unit.ops)},
+        hints,
+        name_inside(graph),
+        {name: graph.parameters[fqn].meta for name, fqn in graph.canonical.items()}
+        | dict(graph.values),
+    )
+
+
+def read_outside(ops: Iterable[Op], uses: Mapping[str, int], results: set[str]) -> frozenset[str]:
+    """Values made by some ops that others read, or that leave the stage."""
+    ops = tuple(ops)
+    inside = Counter(str(ref) for op in ops for ref in op.operands)
+    return frozenset(
+        name
+        for op in ops
+        for name in op.outputs
+        if name and (uses[name] > inside[name] or name in results)
+    )
+
+
+def may_fold(graph: Graph, unit: Unit, call: CallId, ops: Sequence[Op]) -> bool:
+    """Whether a call can be hidden in a module: the generator is not seeded somewhere inside it, and
+    what it writes in place is not seen elsewhere."""
+    path = call[0] if not call[1] else f"{call[0]}@{call[1]}"
+    names = {op.name for op in ops}
+    inside = [layer for op, layer in unit.seeds if op in names]
+    return not inside or inside == [path]
+
+
+def is_leaf(module: Module | None) -> bool:
+    """Whether a module is one of torch's own, built as the user built it."""
+    return module is not None and module.constructor is not None

@@ -1,0 +1,255 @@
+"""A rank's program, unit and settings -> the flat values that the templates lay out.
+
+Arithmetic, naming and joining happen here; a template shows what it gets.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from ..ir.graph import TensorMeta
+from ..ir.plan import Plan
+from ..ir.program import Collective, Edge, Instruction, Loop, Program
+from ..ir.spec import Spec
+from ..ir.unit import Unit
+from .classes import Class
+from .data import DataView, view_data
+from .describe import describe_rank
+from .expression import number, plain
+from .job import Job, dtypes
+from .layout import wrap
+from .lift import lift
+from .start import check_edges, finish_lines, start_lines
+from .steps import StepWriter, variable
+from .weights import spell_weights
+
+
+def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
+    """The values for rank.py.j2, all but the imports and the compilation's name."""
+    spec, plan = job.spec, job.plan
+    lifted = lift(job.graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
+    data = view_data(spec, plan, unit, job.graph, job.paths)
+    weights = spell_weights(job.graph, unit)
+    steps = StepWriter(plan, program, unit, job.boundary, lifted.results, seeds=bool(unit.seeds))
+    title, manual = describe_rank(job, program, unit, data)
+    inboxes = [edge for edge in program.edges if edge.target == program.rank]
+    outboxes = [edge for edge in program.edges if edge.source == program.rank]
+    return {
+        "title": title,
+        "manual": manual,
+        "rank": program.rank,
+        "world_size": plan.world_size,
+        "stage": unit.stage,
+        "plan_constants": plan_constants(plan),
+        "training_constants": training_constants(spec, data),
+        "default_dtype": ["", "torch.set_default_dtype(torch.float64)"]
+        if spec.train.precision == "fp64"
+        else [],
+        "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
+        "seeds": bool(unit.seeds),
+        "draws": weights.draws,
+        "saved": weights.saved,
+        "init": weights.lines,
+        "init_doc": init_doc(weights.draws),
+        "data": data and asdict(data),
+        "comm": bool(program.edges) or plan.world_size > 1,
+        "multi": steps.multi,
+        "inbox": inboxes and view_inbox(inboxes),
+        "outbox": outboxes and view_outbox(outboxes),
+        "steps": asdict(steps.write()),
+        **view_update(job, program, unit),
+        "check_data": f', "data": {data.fact}' if data and data.fact else "",
+        "check_edges": check_edges(program),
+        "start": list(start_lines(job, program, unit, data)),
+        "finish": list(finish_lines(program, unit)),
+    }
+
+
+def init_doc(draws: bool) -> str:
+    if draws:
+        return "The model's own initialisation; seeded by name, it is the same however the model is cut."
+    return "The model's own initialisation."
+
+
+def plan_constants(plan: Plan) -> list[str]:
+    if plan.even:
+        return [
+            f"MICROBATCHES, MICROBATCH_SIZE = {plan.microbatches}, {plan.microbatch_size}",
+            "SIZES = [MICROBATCH_SIZE] * MICROBATCHES",
+        ]
+    return [f"MICROBATCHES = {plan.microbatches}"]
+
+
+def training_constants(spec: Spec, data: DataView | None) -> list[str]:
+    """The user's wishes as constants."""
+    train = spec.train
+    length = f"STEPS = {train.steps}" if train.steps is not None else f"EPOCHS = {train.epochs}"
+    lines = [
+        length,
+        f"GLOBAL_BATCH, SEED = {train.global_batch}, {train.seed}",
+        f"LR = {literal(train.optimizer.lr)}",
+    ]
+    if train.lr_schedule.warmup:
+        lines.append(f"WARMUP_STEPS = {train.lr_schedule.warmup}")
+    if train.lr_schedule.name != "constant" and train.lr_schedule.final:
+        lines.append(f"FINAL = {literal(train.lr_schedule.final)}  # of LR, after the last step")
+    if train.clip_norm is not None:
+        lines.append(f"MAX_NORM = {literal(train.clip_norm)}")
+    lines.append(
+        f"TIMEOUT = datetime.timedelta(seconds={literal(train.timeout)})  # of any wait on another rank"
+    )
+    return lines + (list(data.constants) if data else [])
+
+
+def literal(value: float) -> str:
+    return plain(number(int(value) if value == int(value) and abs(value) >= 1 else value).text)
+
+
+def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
+    """A class, its lines indented and wrapped."""
+    is_stage = form.name == "Stage"
+    comment = f"  # {form.where}" if form.where else ""
+    return {
+        "name": form.name,
+        "comment": comment if len(f"class {form.name}(nn.Module):{comment}") <= 100 else "",
+        "doc": f"The part of {job.graph.model} on this rank; parameters have their names in the whole."
+        if is_stage
+        else "",
+        "parameters": ", ".join(["self", *form.parameters]),
+        "init": [line for text in form.init for line in wrap(text, 8)],
+        "arguments": ", ".join(["self", *form.arguments]),
+        "shapes": stage_shapes(job, unit, form) if is_stage else "",
+        "forward": [line for item in form.forward for line in wrap(item.text, 8 + item.indent)],
+    }
+
+
+def stage_shapes(job: Job, unit: Unit, form: Class) -> str:
+    """`  # int64[batch, 128] -> float32[batch, 128, 128]`, if it fits."""
+    taken = [t.meta for t in unit.receives] + [i.meta for i in unit.inputs]
+    given = list(dict.fromkeys(t.value for t in unit.sends))
+    results = ["loss"] * bool(unit.outputs) + [
+        show_meta(job.graph.values[value]) for value in given
+    ]
+    text = f"  # {', '.join(map(show_meta, taken))} -> {', '.join(results)}"
+    return (
+        text
+        if len(f"    def forward({', '.join(['self', *form.arguments])}):{text}") <= 100
+        else ""
+    )
+
+
+def show_meta(meta: TensorMeta) -> str:
+    return f"{meta.dtype}[{', '.join(map(str, meta.shape))}]"
+
+
+def view_inbox(edges: Sequence[Edge]) -> dict[str, object]:
+    ahead = max(edge.ahead for edge in edges)
+    words = "one receive is" if ahead == 1 else f"{ahead} receives are"
+    return {"ahead": words, "several_ahead": ahead > 1, "max_ahead": ahead}
+
+
+def view_outbox(edges: Sequence[Edge]) -> dict[str, object]:
+    window = max(edge.window for edge in edges)
+    return {"window": window, "left": window - 1}
+
+
+def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
+    """Learning rate, clipping, log and the lines of the training loop."""
+    trains = any(held.trainable for held in unit.state)
+    loop = next(item for item in program.actions if isinstance(item, Loop))
+    return {
+        "optimizer": {"lr": [f"    {line}" for line in lr_lines(job.spec)]}
+        if trains or unit.outputs
+        else None,
+        "clip": view_clip(job, unit) if job.spec.train.clip_norm is not None else None,
+        "log": view_log(job, unit) if unit.outputs else None,
+        "loop": list(loop_lines(job, program, unit, loop.body, trains=trains)),
+    }
+
+
+def lr_lines(spec: Spec) -> Iterator[str]:
+    """The body of lr_at."""
+    schedule = spec.train.lr_schedule
+    if schedule.warmup:
+        yield "if step < WARMUP_STEPS:"
+        yield "    return LR * (step + 1) / WARMUP_STEPS"
+    if schedule.name == "constant":
+        yield "return LR"
+        return
+    done = "(step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)" if schedule.warmup else "step / STEPS"
+    yield f"done = {done}"
+    left = "1 - done" if schedule.name == "linear" else "0.5 * (1 + math.cos(math.pi * done))"
+    if schedule.final:
+        yield f"return LR * (FINAL + (1 - FINAL) * {left if schedule.name != 'linear' else f'({left})'})"
+    else:
+        yield f"return LR * {left if schedule.name != 'linear' else f'({left})'}"
+
+
+def view_clip(job: Job, unit: Unit) -> dict[str, object]:
+    """Clipping by the norm of the whole model; a tied parameter counts on its first stage."""
+    elsewhere = [
+        h.fqn for h in unit.state if h.trainable and len(h.stages) > 1 and h.stages[0] != unit.stage
+    ]
+    parameters = "stage.parameters()"
+    lines = []
+    if elsewhere:
+        names = ", ".join(f'"{name}"' for name in elsewhere)
+        lines.append(
+            f"counted = [p for name, p in stage.named_parameters() if name not in ({names},)]"
+        )
+        parameters = "counted"
+    lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
+    if job.plan.world_size > 1:
+        lines.append("square = nn.utils.get_total_norm(grads).square().to(device)")
+        lines.append("dist.all_reduce(square)")
+        lines.append("norm = square.sqrt()")
+    else:
+        lines.append("norm = nn.utils.get_total_norm(grads)")
+    lines.append("nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, norm)")
+    lines.append("return norm")
+    doc = "Clip by the norm over the whole model: the stages add up their squared norms."
+    if job.plan.world_size == 1:
+        doc = "Clip by the norm over the whole model."
+    return {"doc": doc, "lines": [f"    {line}" for line in lines]}
+
+
+def view_log(job: Job, unit: Unit) -> dict[str, object]:
+    sequence = getattr(job.spec.data, "sequence", None)
+    count = "GLOBAL_BATCH" if sequence is None else f"GLOBAL_BATCH * {sequence}"
+    steps = job.spec.train.steps
+    return {
+        "norm": job.spec.train.clip_norm is not None,
+        "count": count,
+        "unit": "samples" if sequence is None else "tokens",
+        "width": len(str(steps)) if steps else 5,
+    }
+
+
+def loop_lines(
+    job: Job, program: Program, unit: Unit, body: Sequence[Instruction], *, trains: bool
+) -> Iterator[str]:
+    """The body of the training loop."""
+    batch = "get_batch(step)" if unit.inputs else ""
+    if not job.plan.even:
+        yield "    sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]"
+        batch = ", ".join(filter(None, [batch, "sizes"]))
+    yield f"    {'loss = ' if unit.outputs else ''}run_microbatches({batch})"
+    names = {held.canonical: held.fqn for held in unit.state}
+    for item in body:
+        if isinstance(item, Collective) and item.value.startswith("gradient of "):
+            name = names[item.value.removeprefix("gradient of ")]
+            ranks = " and ".join(map(str, item.group))
+            yield f"    # {name} is tied: its gradient is the sum over ranks {ranks}"
+            group = (
+                "" if len(item.group) == job.plan.world_size else f", group=groups[{item.group}]"
+            )
+            yield f'    dist.all_reduce(stage.get_parameter("{name}").grad{group})'
+    clips = job.spec.train.clip_norm is not None
+    if clips:
+        yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"
+    if trains:
+        yield "    for group in optimizer.param_groups:"
+        yield '        group["lr"] = lr_at(step)'
+        yield "    optimizer.step()"
+        yield "    optimizer.zero_grad()"
+    if unit.outputs:
+        yield f"    log(step, loss.item(){', norm.item()' if clips else ''})"

@@ -1,0 +1,76 @@
+"""The callables that a spec names, looked for without running them.
+
+Is the file there, is it Python, does it define the name? What hangs on an import is left to the
+capture.
+"""
+
+import difflib
+import keyword
+import symtable
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ..ir.spec import Dataset, Factory, Spec, Value
+
+Found = Iterator[tuple[str, str, str | None]]  # (path, message, hint)
+
+
+def check_callables(spec: Spec) -> Found:
+    for path, target in named_callables(spec):
+        place, _, name = target.rpartition(":")
+        words = [name] if place.endswith(".py") else [*place.split("."), name]
+        if any(map(keyword.iskeyword, words)):
+            yield path, f"{target}: a word of Python is no callable's name", None
+        elif place.endswith(".py"):
+            for message, hint in file_faults(spec.folder / place, place, name):
+                yield path, message, hint
+
+
+def named_callables(spec: Spec) -> Iterator[tuple[str, str]]:
+    """(path in the spec, `file.py:name` or `package.module:name`)"""
+    yield "model.factory", spec.model.factory.target
+    yield from factories(spec.model.factory.args, "model.args")
+    if ":" in spec.model.loss:
+        yield "model.loss", spec.model.loss
+    if isinstance(spec.data, Dataset):
+        yield "data.source", spec.data.source
+        yield from factories(spec.data.args, "data.args")
+
+
+def factories(value: Value, path: str) -> Iterator[tuple[str, str]]:
+    """Those within an argument."""
+    if isinstance(value, Factory):
+        yield f"{path}.factory", value.target
+        yield from factories(value.args, f"{path}.args")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from factories(item, f"{path}.{key}")
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from factories(item, f"{path}[{index}]")
+
+
+def file_faults(file: Path, shown: str, name: str) -> Iterator[tuple[str, str | None]]:
+    if not file.is_file():
+        yield f"no file {shown} in the spec's folder", "files are relative to the spec"
+        return
+    try:
+        with tokenize.open(file) as stream:  # honours the file's own coding line
+            text = stream.read()
+        table = symtable.symtable(text, shown, "exec")
+    except SyntaxError as error:
+        line = f" in line {error.lineno}" if error.lineno else ""
+        yield f"{shown} is not Python: {error.msg}{line}", None
+        return
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        yield f"{shown} cannot be read: {error}", None
+        return
+    symbols = [s for s in table.get_symbols() if s.is_assigned() or s.is_imported()]
+    names = [symbol.get_name() for symbol in symbols]
+    hidden = any(word in text for word in ("import *", "__getattr__", "globals()"))
+    if name not in names and not hidden:
+        close = difflib.get_close_matches(name, names, n=1)
+        made = [s.get_name() for s in symbols if s.is_namespace()]
+        hint = f"did you mean {close[0]}?" if close else f"it defines {', '.join(made)}"
+        yield f"{shown} defines no {name}", hint if close or made else None

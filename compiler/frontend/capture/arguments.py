@@ -1,0 +1,35 @@
+"""Torch values -> the literals of the graph."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ...ir.graph import Arg, Device, Items, TorchConstant
+
+layouts_and_formats = (torch.layout, torch.memory_format)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def to_arg(value: object, tensor: Callable[[object], Arg | None]) -> Arg:
+    """A value as an argument of the graph. `tensor` answers for tensors and nodes, None for others.
+
+    Raises TypeError for what a script could not spell.
+    """
+    known = tensor(value)
+    if known is not None:
+        return known
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return value
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return TorchConstant(str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return Device()
+    if isinstance(value, Mapping):
+        return Items(tuple((str(key), to_arg(item, tensor)) for key, item in value.items()))
+    if isinstance(value, Sequence):
+        return tuple(to_arg(item, tensor) for item in value)
+    raise TypeError(f"{type(value).__name__} cannot be written in a script")

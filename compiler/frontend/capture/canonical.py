@@ -1,0 +1,213 @@
+"""Brings traced ops to one form: what does nothing is dropped, in-place becomes functional where that
+is the same, and an update of a buffer stands beside its value.
+
+The order matters: identities first, so that the rest sees what is really read and written.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
+from .arguments import to_arg
+from .convert import Raw
+from .export import RawCall
+from .private import functional_form
+from .record import max_inline_elements
+
+Known = dict[str, Arg]
+"""Value that is gone -> what stands for it."""
+
+
+def canonicalise(raw: Raw) -> Raw:
+    """Before: ops as traced. After: no identity, no dead op; every name that is read exists."""
+    ops, known = drop_identities(raw)
+    output = substitute(raw.output, known)
+    ops = drop_dead(move_buffer_updates(make_functional(ops, raw.values)), output)
+    calls = {key: substitute_call(call, known) for key, call in raw.calls.items()}
+    return replace(raw, ops=list(ops), calls=calls, output=output)
+
+
+def drop_identities(raw: Raw) -> tuple[list[Op], Known]:
+    """Drop assertions, casts to the dtype that is there, copies of literals, `+ 0` and `* 1.0`."""
+    known: Known = {}
+    literals: set[str] = set()
+    ops = []
+    for traced in raw.ops:
+        op = rewrite(traced, known)
+        if op.target.startswith(("aten._assert", "aten.sym_constrain")):
+            continue
+        source = op.args[0] if op.args else None
+        if isinstance(source, State) and source.fqn in raw.constants and is_copy(op):
+            ops.append(literal(op, raw))
+            literals.add(op.name)
+        elif (
+            op.target == "aten.detach_.default"
+            and str(source) in literals
+            or is_identity(op, raw.states | raw.values)
+        ):
+            known[op.name] = op.args[0]
+        elif op.target == "aten.cat.default":
+            joined = without_empty(op, raw)
+            if isinstance(joined, Op):
+                ops.append(joined)
+            else:
+                known[op.name] = joined
+        else:
+            ops.append(op)
+    return ops, known
+
+
+def is_copy(op: Op) -> bool:
+    return op.target in (
+        "aten.lift_fresh_copy.default",
+        "aten.lift_fresh.default",
+        "aten.clone.default",
+    )
+
+
+def literal(op: Op, raw: Raw) -> Op:
+    """A constant of forward: written out when small, else a tensor that the stage holds."""
+    value = raw.constants[str(op.args[0])]
+    if value.numel() > max_inline_elements:
+        return op
+    dtype = to_arg(value.dtype, lambda _: None)
+    data = to_arg(value.tolist(), lambda _: None)
+    return replace(
+        op,
+        target="ppc.tensor",
+        args=(data,),
+        kwargs=(("dtype", dtype),),
+        arg_names=("data",),
+        views=(),
+    )
+
+
+def is_identity(op: Op, metas: Mapping[str, TensorMeta]) -> bool:
+    """Whether an op's result is its first argument, value for value and gradient for gradient."""
+    if not op.args or not isinstance(op.args[0], Ref | State):
+        return False
+    source, result = metas.get(str(op.args[0])), metas.get(op.outputs[0])
+    if (
+        source is None
+        or result is None
+        or (source.shape, source.dtype) != (result.shape, result.dtype)
+    ):
+        return False
+    name = op.target.split(".")[1]
+    if name in ("alias", "lift_fresh", "view", "reshape", "expand", "slice"):
+        return True  # of equal shape
+    if name == "dropout":
+        return op.args[1] == 0 or op.args[2] is False
+    if name == "to":
+        return not any(key in ("memory_format", "copy") and value for key, value in op.kwargs)
+    if name in ("add", "sub"):
+        exact = not source.dtype.startswith(("float", "bfloat", "complex"))
+        return exact and op.args[1] == 0 and not op.kwargs
+    return name in ("mul", "div") and op.args[1] == 1 and not op.kwargs
+
+
+def without_empty(op: Op, raw: Raw) -> Op | Arg:
+    """A concatenation without its empty one-dimensional pieces (caches start with such), which
+    torch allows beside any shape."""
+    pieces = op.args[0] if isinstance(op.args[0], tuple) else ()
+    full = tuple(
+        piece for piece in pieces if raw.values.get(str(piece), TensorMeta((1,), "")).shape != (0,)
+    )
+    if len(full) == 1:
+        return full[0]
+    return replace(op, args=(full, *op.args[1:]))
+
+
+def make_functional(ops: Sequence[Op], values: Mapping[str, TensorMeta]) -> list[Op]:
+    """`relu_` -> `relu` where the target is made here, shows no other tensor and is shown by none.
+
+    While it traces, torch lets every later use of the target read the result, so nothing is renamed.
+    """
+    shown = [(op, set(op.views) - set(op.mutates)) for op in ops]
+    viewed = {view for _, sources in shown for view in sources}
+    views = {name for op, sources in shown if sources for name in op.outputs}
+    made = {name for op in ops for name in op.outputs}
+    result = []
+    for op in ops:
+        target = functional_form(op.target) if op.mutates else None
+        (written, *others) = op.mutates or ("",)
+        if (
+            target
+            and not others
+            and written in made - views
+            and written not in viewed
+            and same_dtype(op, values)
+        ):
+            result.append(replace(op, target=target, mutates=(), views=()))
+        else:
+            result.append(op)
+    return result
+
+
+def same_dtype(op: Op, values: Mapping[str, TensorMeta]) -> bool:
+    """Whether no operand would lift the functional result to another dtype."""
+    dtype = values[op.outputs[0]].dtype
+    return all(values[str(ref)].dtype == dtype for ref in op.operands if str(ref) in values)
+
+
+def move_buffer_updates(ops: Sequence[Op]) -> list[Op]:
+    """Export writes buffers at the very end: put each write after its value and the last reader."""
+    result = [op for op in ops if not is_late_update(op)]
+    for update in filter(is_late_update, ops):
+        buffer, value = update.args[0], update.args[1]
+        last = max(
+            i for i, op in enumerate(result) if str(value) in op.outputs or buffer in op.operands
+        )
+        owner = next(op for op in result if str(value) in op.outputs)
+        moved = replace(update, call=owner.call, statement=owner.statement, where=owner.where)
+        result.insert(last + 1, moved)
+    return result
+
+
+def is_late_update(op: Op) -> bool:
+    return op.target == "aten.copy_.default" and isinstance(op.args[0], State) and not op.where
+
+
+def drop_dead(ops: Sequence[Op], output: Arg) -> list[Op]:
+    """Drop ops that nothing reads; those that write or draw random numbers stay."""
+    live = {str(ref) for ref in Op("", "", (output,), (), (), (), ("", 0)).operands}
+    kept = []
+    for op in reversed(ops):
+        if op.mutates or op.random or live & set(op.outputs):
+            live |= {str(ref) for ref in op.operands}
+            kept.append(op)
+    return [
+        replace(op, outputs=tuple(name if name in live else "" for name in op.outputs))
+        for op in reversed(kept)
+    ]
+
+
+def rewrite(op: Op, known: Mapping[str, Arg]) -> Op:
+    """The op with what is gone replaced."""
+    if not any(str(ref) in known for ref in op.operands) and not any(
+        name in known for name in (*op.views, *op.mutates)
+    ):
+        return op
+    return replace(
+        op,
+        args=tuple(substitute(a, known) for a in op.args),
+        kwargs=tuple((key, substitute(a, known)) for key, a in op.kwargs),
+        views=tuple(str(known.get(name, name)) for name in op.views),
+        mutates=tuple(str(known.get(name, name)) for name in op.mutates),
+    )
+
+
+def substitute(argument: Arg, known: Mapping[str, Arg]) -> Arg:
+    """An argument with what is gone replaced."""
+    if isinstance(argument, Ref):
+        return known.get(argument.name, argument)
+    if isinstance(argument, tuple):
+        return tuple(substitute(item, known) for item in argument)
+    if isinstance(argument, Items):
+        return Items(tuple((key, substitute(item, known)) for key, item in argument.items))
+    return argument
+
+
+def substitute_call(call: RawCall, known: Mapping[str, Arg]) -> RawCall:
+    arguments = tuple((name, substitute(value, known)) for name, value in call.arguments)
+    return RawCall(arguments, call.positional, substitute(call.output, known))

@@ -1,0 +1,147 @@
+"""Runs torch.export on the model with its loss, at one batch size, and notes what each module was given.
+
+Export alone forgets the argument names of forward, which values a module returns, custom backwards
+and checkpoints: hooks note the first two while it traces, and the rest is refused.
+"""
+
+import contextlib
+import inspect
+import io
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from ...errors import CaptureError
+from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
+from .arguments import to_arg
+from .build import Built
+from .private import node_name, on_autograd_function, on_checkpoint
+from .training import Training
+from .user import call_site, users_errors
+
+
+@dataclass(frozen=True)
+class RawCall:
+    """What went into one call of a module and what came out, by names of traced nodes."""
+
+    arguments: tuple[tuple[str, Arg], ...]
+    positional: int
+    output: Arg = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """An exported program and the calls of the user's modules, path relative to the model."""
+
+    program: torch.export.ExportedProgram
+    calls: Mapping[CallId, RawCall]
+
+
+def export(
+    training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int
+) -> Traced:
+    """Trace one microbatch of `batch` samples."""
+    with built.mode:
+        inputs = tuple(
+            torch.zeros((batch, *fields[name].shape), dtype=getattr(torch, fields[name].dtype))  # type: ignore[arg-type]
+            for name in training.binding.fields
+        )
+    calls: dict[CallId, RawCall] = {}
+    hidden = io.StringIO()  # torch prints whole graphs when it fails
+    with (
+        note_calls(training.model, calls),
+        refuse_custom_backward(),
+        contextlib.redirect_stderr(hidden),
+        users_errors(None, "the model cannot be captured"),
+    ):
+        program = torch.export.export(training, inputs, strict=False)
+    return Traced(program, calls)
+
+
+@contextmanager
+def note_calls(model: nn.Module, calls: dict[CallId, RawCall]) -> Iterator[None]:
+    """Note arguments and results of every module call while it is traced."""
+    handles = []
+    for path, module in model.named_modules():
+        before, after = make_hooks(path, calls)
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(module.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def make_hooks(
+    path: str, calls: dict[CallId, RawCall]
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The hooks of one module; its k-th call has number k, and calls may nest."""
+    running: list[int] = []
+
+    def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        number = sum(1 for other, _ in calls if other == path)
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        arguments = []
+        for name, parameter in bound.signature.parameters.items():
+            if name not in bound.arguments:
+                continue
+            value = bound.arguments[name]
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments += [(key, traced(item)) for key, item in value.items()]
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                arguments += [(f"{name}_{i}", traced(item)) for i, item in enumerate(value)]
+            else:
+                arguments.append((name, traced(value)))
+        calls[path, number] = RawCall(tuple(arguments), len(args))
+        running.append(number)
+
+    def after(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+        number = running.pop()
+        call = calls[path, number]
+        calls[path, number] = RawCall(call.arguments, call.positional, traced(output))
+
+    return before, after
+
+
+def traced(value: object) -> Arg:
+    """A value that a module was given, with nodes for tensors; opaque objects become None."""
+
+    def tensor(item: object) -> Arg | None:
+        if isinstance(item, torch.Tensor):
+            name = node_name(item)
+            return None if name is None else Ref(name)
+        if hasattr(item, "to_tuple") and isinstance(item, Mapping):  # transformers' outputs
+            return Items(tuple((str(k), traced(v)) for k, v in item.items()))
+        return None
+
+    try:
+        return to_arg(value, tensor)
+    except TypeError:
+        return None
+
+
+@contextmanager
+def refuse_custom_backward() -> Iterator[None]:
+    """Refuse what export drops without a word: custom autograd functions and checkpoints."""
+
+    def function(cls: type) -> NoReturn:
+        raise CaptureError(
+            f"{cls.__name__} is a torch.autograd.Function: capture would lose its backward",
+            call_site(),
+            "write it with differentiable operations",
+        )
+
+    def checkpoint() -> NoReturn:
+        raise CaptureError(
+            "capture would lose this torch.utils.checkpoint",
+            call_site(),
+            "call the function directly",
+        )
+
+    with on_autograd_function(function), on_checkpoint(checkpoint):
+        yield

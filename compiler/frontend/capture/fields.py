@@ -1,0 +1,168 @@
+"""What a sample of the data is made of, and how its fields reach the model and the loss."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...errors import CaptureError
+from ...ir.graph import TensorMeta
+from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text
+from .arguments import dtype_name
+from .user import call, users_errors
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Which fields feed the model, by position and by name, and which the loss."""
+
+    positional: tuple[str, ...]
+    keywords: Mapping[str, str]
+    """Argument -> field."""
+    loss: tuple[str, ...]
+    """The loss gets the model's output, then these."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Every field in use, once, in the order in which the model and the loss take them."""
+        return tuple(dict.fromkeys((*self.positional, *self.keywords.values(), *self.loss)))
+
+
+def read_fields(spec: Spec) -> dict[str, TensorMeta]:
+    """Shape and dtype of one sample's fields. Floats have the spec's precision."""
+    if isinstance(spec.data, Text):
+        tokens = TensorMeta((spec.data.sequence,), "int64")
+        return {"tokens": tokens, "labels": tokens}
+    if isinstance(spec.data, Random):
+        fields = {name: TensorMeta(f.shape, f.dtype) for name, f in spec.data.fields.items()}
+    elif isinstance(spec.data, Arrays):
+        fields = {
+            name: TensorMeta(m.shape[1:], m.dtype)
+            for name, m in read_arrays(spec, spec.data).items()
+        }
+    else:
+        fields = read_sample(spec, spec.data)
+    floats = {"fp32": "float32", "fp64": "float64"}[spec.train.precision]
+    return {
+        name: TensorMeta(meta.shape, floats if is_float(meta.dtype) else meta.dtype)
+        for name, meta in fields.items()
+    }
+
+
+def is_float(dtype: str) -> bool:
+    return getattr(torch, dtype).is_floating_point  # type: ignore[no-any-return]
+
+
+def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
+    """Shape (samples first) and dtype of each array, from the files' headers."""
+    if isinstance(data.files, str):
+        from safetensors import safe_open  # noqa: PLC0415  # only for this source
+
+        with safe_open(spec.folder / data.files, framework="pt") as file:
+            metas = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+    else:
+        import numpy  # noqa: ICN001, PLC0415  # only for this source
+
+        metas = {
+            name: torch.as_tensor(numpy.load(spec.folder / path, mmap_mode="c"))
+            for name, path in data.files.items()
+        }
+    counts = {name: tensor.shape[0] if tensor.dim() else 0 for name, tensor in metas.items()}
+    if len(set(counts.values())) != 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise CaptureError(
+            f"the arrays count different numbers of samples: {listed}", spec.at("data.files")
+        )
+    return {
+        name: TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype))
+        for name, tensor in metas.items()
+    }
+
+
+def make_dataset(data: Dataset, spec: Spec) -> object:
+    """The user's dataset."""
+    return call(Factory(target=data.source, args=data.args), spec.folder, spec.at("data.source"))
+
+
+def read_sample(spec: Spec, data: Dataset) -> dict[str, TensorMeta]:
+    """The fields of a dataset, from its first sample."""
+    where = spec.at("data.source")
+    dataset = make_dataset(data, spec)
+    with users_errors(where, f"{data.source}: reading sample 0 failed"):
+        sample = dataset[0]  # type: ignore[index]
+    if isinstance(sample, Mapping):
+        named = dict(sample)
+    else:
+        values = sample if isinstance(sample, tuple | list) else (sample,)
+        if len(values) != len(data.fields):
+            raise CaptureError(
+                f"a sample of {data.source} has {len(values)} elements, data.fields names {len(data.fields)}",
+                spec.at("data.fields"),
+                "data: {fields: [x, y]}, one name for each element",
+            )
+        named = dict(zip(data.fields, values, strict=True))
+    tensors = {name: torch.as_tensor(value) for name, value in named.items()}
+    return {name: TensorMeta(tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()}
+
+
+def bind(spec: Spec, model: nn.Module, fields: Mapping[str, TensorMeta]) -> Binding:
+    """Decide which argument each field feeds: as model.inputs says, else by name, else by position."""
+    names = [
+        name
+        for name, p in inspect.signature(model.forward).parameters.items()
+        if p.kind is not p.VAR_KEYWORD
+    ]
+    required = [
+        name
+        for name, p in inspect.signature(model.forward).parameters.items()
+        if p.default is p.empty
+        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    positional: tuple[str, ...] = ()
+    keywords: dict[str, str] = {}
+    if spec.model.inputs:
+        positional = tuple(i.field for name, i in spec.model.inputs if name is None)
+        keywords = {name: i.field for name, i in spec.model.inputs if name is not None}
+    elif any(name in fields for name in names):
+        keywords = {name: name for name in names if name in fields}
+    else:
+        wanted = len(names) if spec.model.loss == "output" else max(1, len(required))
+        positional = tuple(fields)[:wanted]
+    used = {*positional, *keywords.values()}
+    rest = () if spec.model.loss == "output" else tuple(name for name in fields if name not in used)
+    binding = Binding(positional, keywords, rest)
+    check_binding(spec, binding, fields, names, required)
+    return binding
+
+
+def check_binding(
+    spec: Spec,
+    binding: Binding,
+    fields: Mapping[str, TensorMeta],
+    names: list[str],
+    required: list[str],
+) -> None:
+    """Every field exists; every argument that forward must have is fed."""
+    where, hint = spec.at("model.inputs"), "model: {inputs: {argument: field, ...}}"
+    unknown = [field for field in binding.fields if field not in fields]
+    if unknown:
+        raise CaptureError(
+            f"the data has no field {unknown[0]!r}; it has {', '.join(fields)}", where, hint
+        )
+    fed = {*names[: len(binding.positional)], *binding.keywords}
+    missing = [name for name in required if name not in fed]
+    if missing:
+        raise CaptureError(
+            f"forward needs {', '.join(missing)}; the data's fields are {', '.join(fields)}",
+            where,
+            hint,
+        )
+    for name, given in spec.model.inputs:
+        meta = fields[given.field]
+        if given.shape is not None and tuple(given.shape[1:]) != meta.shape:
+            raise CaptureError(
+                f"input {name} is declared {given.shape}, the data gives {meta} a sample", where
+            )

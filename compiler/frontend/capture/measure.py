@@ -1,0 +1,127 @@
+"""What each op costs: FLOPs, what autograd keeps of it, and whether gradients flow through its values.
+
+The graph runs twice on tensors without values, at two batch sizes; counts are linear in the batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...ir.graph import Amount, Op, Parameter, Ref, State, TensorMeta
+from .private import fake_mode, flop_formula, storage_address
+from .replay import run_op
+
+
+@dataclass
+class Counts:
+    """Per op, in order. Built up, then read only."""
+
+    flops: list[int]
+    saved: list[int]
+    gradients: dict[str, bool]
+
+
+class FlopCounter(TorchDispatchMode):
+    """Adds up the FLOPs of matrix products, convolutions and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        formula = flop_formula(func)
+        if formula is not None:
+            self.flops += int(formula(*args, **(kwargs or {}), out_val=result))
+        return result
+
+
+def measure(
+    ops: Sequence[Op], values: Mapping[str, TensorMeta], inputs: Sequence[str],
+    parameters: Mapping[str, Parameter], canonical: Mapping[str, str], sizes: tuple[int, int],
+) -> tuple[tuple[Op, ...], dict[str, TensorMeta]]:  # fmt: skip
+    """Fill in flops and saved_bytes of the ops and requires_grad of the values."""
+    first, second = (run(ops, values, inputs, parameters, canonical, batch) for batch in sizes)
+    measured = tuple(
+        replace(
+            op,
+            flops=linear(first.flops[i], second.flops[i], sizes),
+            saved_bytes=linear(first.saved[i], second.saved[i], sizes),
+        )
+        for i, op in enumerate(ops)
+    )
+    metas = {
+        name: replace(meta, requires_grad=first.gradients.get(name, False))
+        for name, meta in values.items()
+    }
+    return measured, metas
+
+
+def linear(at_first: int, at_second: int, sizes: tuple[int, int]) -> Amount:
+    """The line through two points; what is not linear is rounded up at the larger size."""
+    per_sample = max(0, -(-(at_second - at_first) // (sizes[1] - sizes[0])))
+    return Amount(max(0, at_first - per_sample * sizes[0]), per_sample)
+
+
+def run(
+    ops: Sequence[Op], values: Mapping[str, TensorMeta], inputs: Sequence[str],
+    parameters: Mapping[str, Parameter], canonical: Mapping[str, str], batch: int,
+) -> Counts:  # fmt: skip
+    """Run the ops once without values."""
+    counts, counter = Counts([], [], {}), FlopCounter()
+    with fake_mode(), counter:
+        state = {
+            fqn: make(p.meta, batch, grad=p.meta.requires_grad) for fqn, p in parameters.items()
+        }
+        found: dict[str, object] = {name: make(values[name], batch, grad=False) for name in inputs}
+        held = {storage_address(tensor) for tensor in state.values()}
+
+        def lookup(ref: Ref | State) -> object:
+            return found[ref.name] if isinstance(ref, Ref) else state[canonical[ref.fqn]]
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            address = storage_address(tensor)
+            if address not in held:
+                held.add(address)
+                counts.saved[-1] += tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            for op in ops:
+                counter.flops = 0
+                counts.saved.append(0)
+                with nullcontext() if op.grad else torch.no_grad():
+                    result = run_op(op, lookup, batch)
+                outputs = result if isinstance(result, list | tuple) else (result,)
+                found.update(zip(op.outputs, outputs, strict=False))
+                counts.flops.append(
+                    counter.flops or recurrent_flops(op, values, parameters, canonical, batch)
+                )
+        counts.gradients = {
+            name: bool(getattr(value, "requires_grad", False)) for name, value in found.items()
+        }
+    return counts
+
+
+def make(meta: TensorMeta, batch: int, *, grad: bool) -> torch.Tensor:
+    shape = [size if isinstance(size, int) else size.coefficient * batch for size in meta.shape]
+    return torch.zeros(shape, dtype=getattr(torch, meta.dtype), requires_grad=grad)
+
+
+def recurrent_flops(
+    op: Op, values: Mapping[str, TensorMeta], parameters: Mapping[str, Parameter],
+    canonical: Mapping[str, str], batch: int,
+) -> int:  # fmt: skip
+    """A recurrent layer multiplies each of its weights once for each element of its sequences."""
+    if op.target.split(".")[1] not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        return 0
+    weights = [
+        parameters[canonical[ref.fqn]].meta.shape for ref in op.operands if isinstance(ref, State)
+    ]
+    shape = values[str(op.operands[0])].shape
+    steps = prod(size if isinstance(size, int) else size.coefficient * batch for size in shape[:-1])
+    return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)  # type: ignore[arg-type]  # no batch there

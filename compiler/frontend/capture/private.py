@@ -1,0 +1,135 @@
+"""Every use of torch's private interfaces, in one place, each with what is public around it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.flop_counter import flop_registry
+
+
+def fake_mode() -> FakeTensorMode:
+    """A mode under which tensors have shapes and dtypes but no values, on the CPU."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(value: object) -> bool:
+    return isinstance(value, FakeTensor)
+
+
+def storage_address(tensor: torch.Tensor) -> int:
+    """An identity of the tensor's storage, valid as long as the storage is held."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def real_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a real tensor, made outside of any mode."""
+    with _disable_current_modes():
+        return tensor.detach().clone()
+
+
+def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the same shape and dtype."""
+    return mode.from_tensor(tensor.detach())
+
+
+def node_name(tensor: torch.Tensor) -> str | None:
+    """Name of the traced node that a tensor stands for during export; None outside of a trace."""
+    mode = get_proxy_mode()
+    if mode is None:
+        return None
+    slot = get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else str(slot.proxy.node.name)
+
+
+@contextmanager
+def no_modes() -> Iterator[None]:
+    """Real computation inside of a mode."""
+    with _disable_current_modes():
+        yield
+
+
+@contextmanager
+def one_trunc_normal(operation: object) -> Iterator[None]:
+    """Let every alias of nn.init.trunc_normal_ run `operation`: torch's own draws until values fit."""
+    original = nn.init._no_grad_trunc_normal_
+    nn.init._no_grad_trunc_normal_ = operation  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_ = original
+
+
+@contextmanager
+def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
+    """Call `refuse` with the class where a user's torch.autograd.Function is applied."""
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: type, *args: object, **kwargs: object) -> object:
+        if not cls.__module__.startswith("torch.") or issubclass(
+            cls, torch.utils.checkpoint.CheckpointFunction
+        ):
+            refuse(cls)
+        return original.__func__(cls, *args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original
+
+
+@contextmanager
+def on_checkpoint(refuse: Callable[[], object]) -> Iterator[None]:
+    """Call `refuse` where torch.utils.checkpoint starts, by whatever name the user imported it."""
+    module = torch.utils.checkpoint
+    names = ("_checkpoint_without_reentrant_generator",)
+    originals = {name: getattr(module, name) for name in names}
+    for name in names:
+        setattr(module, name, lambda *_, **__: refuse())
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(module, name, original)
+
+
+def inline_region(
+    node: torch.fx.Node,
+) -> tuple[torch.fx.Graph, tuple[object, ...], bool, str | None] | None:
+    """The sub-graph of a no_grad or autocast region, its inputs, whether gradients are on in it, and
+    its autocast dtype; None for any other node."""
+    name = str(node.target)
+    if name == "wrap_with_set_grad_enabled":
+        enabled, body, *inputs = node.args
+        autocast = None
+    elif name == "wrap_with_autocast":
+        _, dtype, on, _, body, *inputs = node.args
+        enabled, autocast = True, str(dtype).removeprefix("torch.") if on else None
+    else:
+        return None
+    module = getattr(node.graph.owning_module, str(body.target))  # type: ignore[union-attr]
+    return module.graph, tuple(inputs), bool(enabled), autocast
+
+
+def functional_form(target: str) -> str | None:
+    """`aten.relu.default` for `aten.relu_.default`; None where there is none with equal arguments."""
+    namespace, name, overload = target.split(".")
+    if namespace != "aten" or not name.endswith("_") or name.startswith("__"):
+        return None
+    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
+    functional = getattr(packet, overload, None) if packet is not None else None
+    if functional is None:
+        return None
+    inplace = getattr(getattr(torch.ops.aten, name), overload)
+    names = [a.name for a in inplace._schema.arguments]
+    return str(functional) if [a.name for a in functional._schema.arguments] == names else None
+
+
+def flop_formula(func: torch._ops.OpOverload) -> Callable[..., int] | None:
+    """Torch's own formula for an operation's FLOPs, from its arguments and result."""
+    return flop_registry.get(func._overloadpacket)  # type: ignore[no-any-return]

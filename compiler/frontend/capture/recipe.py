@@ -1,0 +1,158 @@
+"""Recipes of initialisation, brought to their simplest form: most are one line.
+
+In that form `self` is the tensor being initialised, already allocated; random operations fill a
+tensor in place.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ...ir.graph import Arg, Items, Op, Recipe, Ref
+
+empties = frozenset(
+    f"aten.{name}"
+    for name in (
+        "empty.memory_format",
+        "empty_like.default",
+        "new_empty.default",
+        "empty_strided.default",
+    )
+)
+full_overwrites = frozenset(
+    (
+        "aten.normal_.default", "aten.uniform_.default", "aten.exponential_.default", "aten.bernoulli_.float",
+        "aten.random_.default", "aten.random_.from", "aten.random_.to", "aten.fill_.Scalar", "aten.zero_.default",
+        "aten.copy_.default", "ppc.trunc_normal_.default",
+    )
+)  # fmt: skip
+"""In-place operations whose result does not depend on what was there."""
+
+fills: Mapping[str, tuple[str, tuple[Arg, ...]]] = {
+    "aten.randn.default": ("aten.normal_.default", (0.0, 1.0)),
+    "aten.randn_like.default": ("aten.normal_.default", (0.0, 1.0)),
+    "aten.rand.default": ("aten.uniform_.default", (0.0, 1.0)),
+    "aten.rand_like.default": ("aten.uniform_.default", (0.0, 1.0)),
+    "aten.zeros.default": ("aten.fill_.Scalar", (0,)),
+    "aten.zeros_like.default": ("aten.fill_.Scalar", (0,)),
+    "aten.new_zeros.default": ("aten.fill_.Scalar", (0,)),
+    "aten.ones.default": ("aten.fill_.Scalar", (1,)),
+    "aten.ones_like.default": ("aten.fill_.Scalar", (1,)),
+    "aten.new_ones.default": ("aten.fill_.Scalar", (1,)),
+}
+"""Operations that make a tensor and fill it -> the same filling, in place."""
+
+
+def simplify(ops: Iterable[Op], result: str) -> Recipe:
+    """Before: recorded operations, the tensor's name among their results. After: as above."""
+    steps = [step for op in ops for step in split_fill(op)]
+    maker = next((op for op in steps if result in op.outputs and not op.mutates), None)
+    if maker is not None and maker.target in empties:
+        steps = [substitute(op, {result: "self"}) for op in steps if op is not maker]
+        result = "self"
+    steps = [
+        op
+        for op, after in zip(steps, [*steps[1:], None], strict=True)
+        if not overwritten(op, after)
+    ]
+    if (
+        len(steps) == 1
+        and steps[0].target == "ppc.tensor"
+        and not isinstance(steps[0].args[0], tuple)
+    ):
+        steps, result = (
+            [
+                replace(
+                    steps[0],
+                    target="aten.fill_.Scalar",
+                    args=(Ref("self"), *steps[0].args),
+                    kwargs=(),
+                )
+            ],
+            "self",
+        )
+    return Recipe(tuple(steps), result)
+
+
+def overwritten(op: Op, after: Op | None) -> bool:
+    """Whether an op fills a tensor that the next one fills again."""
+    return (
+        after is not None
+        and after.target in full_overwrites
+        and op.target in full_overwrites
+        and op.args[0] == after.args[0]
+        and op.args[0] not in after.args[1:]
+    )
+
+
+def split_fill(op: Op) -> tuple[Op, ...]:
+    """Making and filling a tensor, apart; filling in one spelling."""
+    if op.target == "aten.zero_.default":
+        return (
+            replace(
+                op, target="aten.fill_.Scalar", args=(*op.args, 0), arg_names=("self", "value")
+            ),
+        )
+    target, values = fills.get(op.target, (op.target, ()))
+    if op.target == "aten.full.default":
+        target, values = "aten.fill_.Scalar", op.args[1:2]
+    if target == op.target:
+        return (op,)
+    (name,) = op.outputs
+    empty = "aten.empty_like.default" if "like" in op.target else "aten.empty.memory_format"
+    make = replace(
+        op,
+        name=f"{op.name}_empty",
+        target=empty,
+        args=op.args[:1],
+        arg_names=op.arg_names[:1],
+        random=False,
+    )
+    fill = replace(
+        op,
+        target=target,
+        args=(Ref(name), *values),
+        kwargs=(),
+        arg_names=("self",),
+        mutates=(name,),
+    )
+    return (make, fill)
+
+
+def substitute(op: Op, names: Mapping[str, str]) -> Op:
+    """The op with values renamed."""
+
+    def rename(argument: Arg) -> Arg:
+        if isinstance(argument, Ref):
+            return Ref(names.get(argument.name, argument.name))
+        if isinstance(argument, tuple):
+            return tuple(map(rename, argument))
+        if isinstance(argument, Items):
+            return Items(tuple((key, rename(value)) for key, value in argument.items))
+        return argument
+
+    return replace(
+        op,
+        args=tuple(map(rename, op.args)),
+        kwargs=tuple((key, rename(value)) for key, value in op.kwargs),
+        outputs=tuple(names.get(name, name) for name in op.outputs),
+        mutates=tuple(names.get(name, name) for name in op.mutates),
+    )
+
+
+def assign_seeds(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Each random operation gets one seed key: its owner's name, and `#1`, `#2` for the owner's next.
+
+    The owner is the first tensor whose recipe has the operation, so that tensors that share it
+    (`clone(randn)`, weight norm's length of a random weight) agree. `recipes` is in the model's order.
+    """
+    keys: dict[str, str] = {}
+    result = {}
+    for fqn, recipe in recipes.items():
+        random = [op.name for op in recipe.ops if op.random]
+        owned = 0
+        for name in random:
+            if name not in keys:
+                keys[name] = fqn if owned == 0 else f"{fqn}#{owned}"
+                owned += 1
+        result[fqn] = replace(recipe, seeds=tuple((name, keys[name]) for name in random))
+    return result

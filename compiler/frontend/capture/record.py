@@ -1,0 +1,192 @@
+"""Records how a model is initialised while its factory runs without data (FakeTensorMode).
+
+Every operation is kept, with tensors known by the part of a storage that they show. The recipe of a
+tensor is the slice of operations that its final value depends on, cut where one of them overwrites
+it wholly.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...ir.graph import Arg, Op, Recipe, Ref
+from .arguments import dtype_name, to_arg
+from .private import is_fake, no_modes, real_copy, storage_address
+from .recipe import full_overwrites, simplify
+from .replay import replay
+
+max_inline_elements = 16
+"""A constant up to this size is written into the script; a larger one is saved beside it."""
+
+reshaping_in_place = frozenset(
+    f"aten::{name}" for name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_")
+)
+"""These change what a tensor shows and leave its storage alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a tensor shows: a part of a storage."""
+
+    storage: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    whole: bool
+    """It shows all of the storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One recorded operation."""
+
+    op: Op
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+    makes: tuple[View, ...]
+    own_generator: bool
+
+
+class Recorder(TorchDispatchMode):
+    """Records every operation that runs under it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.names: dict[View, str] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        """Real tensors that came in from outside, by name."""
+        self.held: list[object] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and is_fake(args[0]):
+            return self.number(args[0])
+        if func is torch.ops.aten.lift_fresh.default and not is_fake(args[0]):
+            result = func(*args, **kwargs)
+            self.constants[self.name(result)] = real_copy(args[0])
+            return result
+        if func.namespace not in ("aten", "ppc"):
+            return func(*args, **kwargs)
+        reads, op = self.views((args, kwargs)), self.operation(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self.record(op, reads, result, own_generator=kwargs.get("generator") is not None)
+        return result
+
+    def operation(self, func, args, kwargs) -> Op:  # type: ignore[no-untyped-def]
+        """An operation about to run; some change what their argument shows, so this comes first."""
+
+        def tensor(value: object) -> Arg | None:
+            return Ref(self.name(value)) if isinstance(value, torch.Tensor) else None
+
+        schema = func._schema.arguments
+        target = str(func)
+        reshapes = func._schema.name in reshaping_in_place
+        written = [
+            a for a, s in zip(args, schema, strict=False) if s.alias_info and s.alias_info.is_write
+        ]
+        return Op(
+            name=f"op{len(self.events)}",
+            target=target.replace("_.", ".") if reshapes else target,
+            args=tuple(to_arg(a, tensor) for a in args),
+            kwargs=tuple(
+                (k, to_arg(v, tensor))
+                for k, v in kwargs.items()
+                if k not in ("pin_memory", "layout", "generator")
+            ),
+            arg_names=tuple(argument.name for argument in schema)[: len(args)],
+            outputs=(),
+            call=("", 0),
+            mutates=()
+            if reshapes
+            else tuple(self.name(t) for t in written if isinstance(t, torch.Tensor)),
+            random=torch.Tag.nondeterministic_seeded in func.tags or func.namespace == "ppc",
+        )
+
+    def record(
+        self, op: Op, reads: tuple[View, ...], result: object, *, own_generator: bool
+    ) -> None:
+        """Keep an operation, unless it makes nothing new."""
+        results = self.views(result)
+        makes = tuple(view for view in results if view not in reads)
+        if op.mutates or makes:
+            op = replace(op, outputs=tuple(self.names[view] for view in results))
+            writes = tuple(view for view in reads if self.names[view] in op.mutates)
+            self.events.append(Event(op, reads, writes, makes, own_generator))
+
+    def view(self, tensor: torch.Tensor) -> View:
+        storage = tensor.untyped_storage()
+        self.held.append(storage)  # else its address could come back as another's
+        whole = (
+            tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
+        )
+        return View(
+            storage_address(tensor), int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()),
+            dtype_name(tensor.dtype), whole,
+        )  # fmt: skip
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """The tensor's name; tensors that show the same part of a storage share one."""
+        view = self.view(tensor)
+        if view not in self.names:
+            self.names[view] = f"v{len(self.names)}"
+            if not is_fake(tensor):
+                self.constants[self.names[view]] = real_copy(tensor)
+        return self.names[view]
+
+    def views(self, values: object) -> tuple[View, ...]:
+        """Of every tensor in a nest of tuples, lists and dicts."""
+        leaves = torch.utils._pytree.tree_leaves(values)
+        found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        for tensor in found:
+            self.name(tensor)
+        return tuple(self.view(tensor) for tensor in found)
+
+    def number(self, tensor: torch.Tensor) -> bool | int | float | complex:
+        """What `.item()` asks for, by running the operations that it depends on."""
+        recipe = self.recipe(tensor)
+        if recipe.saved:
+            raise RuntimeError(".item() asks for a value that only a real array or generator has")
+        with no_modes():
+            return replay(recipe, tuple(tensor.shape), tensor.dtype, seed=0).item()  # type: ignore[no-any-return]
+
+    def recipe(self, tensor: torch.Tensor) -> Recipe:
+        """The operations that give this tensor its value; seeds are chosen later."""
+        name, events = self.name(tensor), self.slice(self.view(tensor))
+        used = {name, *(self.names[view] for event in events for view in event.reads)}
+        constants = [used_name for used_name in self.constants if used_name in used]
+        large = any(
+            self.constants[constant].numel() > max_inline_elements for constant in constants
+        )
+        if large or any(event.own_generator for event in events) or not (events or constants):
+            return Recipe(saved=True)
+        literals = [literal(constant, self.constants[constant]) for constant in constants]
+        return simplify((*literals, *(event.op for event in events)), name)
+
+    def slice(self, target: View) -> list[Event]:
+        """The events that a tensor's value depends on, in order."""
+        contents, objects, found = {target.storage}, {target}, []
+        for event in reversed(self.events):
+            if not any(v.storage in contents for v in event.writes) and objects.isdisjoint(
+                event.makes
+            ):
+                continue
+            found.append(event)
+            overwritten = event.writes[:1] if event.op.target in full_overwrites else ()
+            made = {view.storage for view in event.makes} - {view.storage for view in event.reads}
+            contents -= made | {view.storage for view in overwritten if view.whole}
+            objects -= set(event.makes)
+            if event.writes or made:  # else it shows a part of what is there, and reads nothing
+                contents |= {v.storage for v in event.reads if v not in overwritten}
+            objects |= set(event.reads)
+        return found[::-1]
+
+
+def literal(name: str, value: torch.Tensor) -> Op:
+    """A constant, written out."""
+    return Op(
+        name=f"literal_{name}", target="ppc.tensor", args=(to_arg(value.tolist(), lambda _: None),),
+        kwargs=(("dtype", to_arg(value.dtype, lambda _: None)),), arg_names=("data",), outputs=(name,), call=("", 0),
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""The user's model and loss as one module: from the fields of a microbatch to the loss."""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # as everyone calls it
+from torch import nn
+
+from ...errors import CaptureError
+from ...ir.spec import Spec
+from .fields import Binding
+from .user import resolve
+
+
+class Training(nn.Module):
+    """Takes the fields in the binding's order, returns the mean loss over the samples."""
+
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., torch.Tensor], binding: Binding
+    ) -> None:
+        super().__init__()
+        self.model, self.loss, self.binding = model, loss, binding
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        fields = dict(zip(self.binding.fields, values, strict=True))
+        output = self.model(
+            *(fields[name] for name in self.binding.positional),
+            **{argument: fields[name] for argument, name in self.binding.keywords.items()},
+        )
+        return self.loss(output, *(fields[name] for name in self.binding.loss))
+
+
+def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
+    """Put the spec's loss behind the model."""
+    name, where = spec.model.loss, spec.at("model.loss")
+    if name == "output":
+        return Training(model, returned_loss, binding)
+    if ":" in name:
+        loss = resolve(name, spec.folder, where)
+    else:
+        loss = cross_entropy if name == "cross_entropy" else getattr(F, name, None)
+    if not callable(loss):
+        raise CaptureError(
+            f"{name!r} is not in torch.nn.functional", where, "or name a function: losses.py:loss"
+        )
+    return Training(model, loss, binding)
+
+
+def output_name(loss: Callable[..., torch.Tensor]) -> str:
+    """What a loss calls the model's output: the name of its first argument."""
+    name = next(iter(inspect.signature(loss).parameters))
+    return "output" if name == "input" else name
+
+
+def returned_loss(output: object) -> torch.Tensor:
+    """The loss that a model returns: a scalar, or `.loss` (or the first element) of what it returns."""
+    if isinstance(output, Mapping) and "loss" in output:
+        output = output["loss"]
+    elif hasattr(output, "loss"):
+        output = output.loss
+    elif isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, torch.Tensor) or output.dim() != 0:
+        found = f"{type(output).__name__}{list(output.shape) if isinstance(output, torch.Tensor) else ''}"
+        raise TypeError(
+            f"the model returned {found}, not a loss; name one in the spec: model: {{loss: ...}}"
+        )
+    return output
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """F.cross_entropy, also for classes in the last dimension, as language models have them.
+
+    Raises ValueError where both readings fit: (batch, n, n) with labels (batch, n).
+    """
+    last = logits.shape[:-1] == labels.shape
+    second = logits.shape[:1] + logits.shape[2:] == labels.shape
+    if last and second and logits.dim() > 2:
+        raise ValueError(
+            f"cross_entropy of {list(logits.shape)} and {list(labels.shape)} could take its classes from "
+            "the second or from the last dimension; name a function of your own: losses.py:loss"
+        )
+    if last and logits.dim() > 2:
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    return F.cross_entropy(logits, labels)

@@ -1,0 +1,126 @@
+"""The user's own code: found, imported and called, its errors traced to its own lines."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from ...errors import CaptureError, Location, PpcError
+from ...ir.spec import Factory, Value
+
+library_folders = tuple(
+    str(Path(spec.origin).parent)
+    for name in ("torch", "ppc")
+    if (spec := importlib.util.find_spec(name)) and spec.origin
+) + (str(Path(__file__).parents[2]), str(Path(traceback.__file__).parent))
+
+
+def resolve(target: str, folder: Path, where: Location | None) -> object:
+    """What `file.py:name` (beside the spec) or `package.module:name` names.
+
+    A file is imported afresh each time, so that an edit between two compilations counts.
+    """
+    place, _, name = target.partition(":")
+    with users_errors(where, f"cannot import {target}"):
+        module = (
+            import_file(folder / place) if place.endswith(".py") else importlib.import_module(place)
+        )
+    found: object = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise CaptureError(
+                f"{place} has no {name!r}", where, f"it has {', '.join(public(module))}"
+            )
+        found = getattr(found, part)
+    return found
+
+
+def public(module: ModuleType) -> list[str]:
+    """Names that the module itself defines, for a hint."""
+    own = (n for n, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__)
+    return [name for name in own if not name.startswith("_")] or ["no function or class of its own"]
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file under a name of its own; its folder is searched for what it imports."""
+    digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
+    name = f"{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def call(factory: Factory, folder: Path, where: Location | None) -> object:
+    """Call a factory with its arguments; those that are factories themselves are called first."""
+    function = resolve(factory.target, folder, where)
+    if not callable(function):
+        raise CaptureError(f"{factory.target} is not callable", where)
+    arguments = {name: argument(value, folder, where) for name, value in factory.args.items()}
+    with users_errors(where, f"{factory.target} failed"):
+        return function(**arguments)
+
+
+def argument(value: Value, folder: Path, where: Location | None) -> object:
+    """A value of the spec as Python passes it."""
+    if isinstance(value, Factory):
+        return call(value, folder, where)
+    if isinstance(value, tuple | list):
+        return [argument(item, folder, where) for item in value]
+    if isinstance(value, dict):
+        return {key: argument(item, folder, where) for key, item in value.items()}
+    return value
+
+
+@contextmanager
+def users_errors(where: Location | None, what: str) -> Iterator[None]:
+    """Turn any exception into a CaptureError at the user's own line, or at `where` without one."""
+    try:
+        yield
+    except PpcError:
+        raise
+    except Exception as error:
+        place = users_line(error) or where
+        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}", place) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, which may run to pages."""
+    return (str(error).strip().splitlines() or [""])[0]
+
+
+def users_line(error: BaseException) -> Location | None:
+    """The innermost line of the traceback outside torch, the standard library and ppc."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.lineno and is_users(frame.filename):
+            return Location(frame.filename, frame.lineno, 1)
+    return None
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is neither torch's, nor ppc's, nor the standard library's own."""
+    if filename.startswith("<"):
+        return False
+    if "site-packages" in filename:
+        return not filename.startswith(library_folders[:-1])
+    return not filename.startswith(library_folders)
+
+
+def call_site() -> Location | None:
+    """The user's line that is running now."""
+    for frame, line in traceback.walk_stack(None):  # innermost first
+        if is_users(frame.f_code.co_filename):
+            return Location(frame.f_code.co_filename, line, 1)
+    return None

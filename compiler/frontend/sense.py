@@ -1,0 +1,241 @@
+"""What a spec says that no schema can refuse: numbers that do not go together, files not there.
+
+Each check names the keys that it reads. Where the schema complained about one of them the check is
+left out, so that one mistake gives one complaint. No user code runs and torch is not imported.
+"""
+
+import difflib
+import glob
+import keyword
+import re
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from ..errors import SpecError
+from ..ir.spec import SGD, Arrays, Data, Random, RandomField, Spec, Text
+from .callables import check_callables
+from .document import Complaint
+from .schema import alternatives, flow, schema
+
+Found = Iterator[tuple[str, str, str | None]]  # (path, message, hint)
+
+
+def check_sense(spec: Spec, bad: Iterable[str]) -> Iterator[Complaint]:
+    """Complaints about a spec, the paths in `bad` being known to be wrong already."""
+    wrong = tuple(bad)
+    for reads, check in checks:
+        if not any(touches(path, other) for path in reads for other in wrong):
+            for path, message, hint in check(spec):
+                yield Complaint(path, SpecError(message, spec.at(path), hint))
+
+
+def touches(path: str, other: str) -> bool:
+    """One is the other, or lies within it."""
+    shorter, longer = sorted((path, other), key=len)
+    return longer == shorter or longer.startswith((f"{shorter}.", f"{shorter}["))
+
+
+def check_name(spec: Spec) -> Found:
+    pattern = schema()["properties"]["name"]["pattern"]
+    if not re.search(pattern, spec.name):
+        message = f"the file's name, {spec.name!r}, cannot name the output folder"
+        yield "name", message, "add a line such as name: quickstart"
+
+
+def check_devices(spec: Spec) -> Found:
+    parallel, devices = spec.parallel, spec.cluster.num_devices
+    pipeline, data, nodes = parallel.pipeline, parallel.data, spec.cluster.nodes
+    needed = pipeline * data
+    if needed == devices:
+        return
+    path = "parallel.pipeline" if "parallel.pipeline" in spec.locations else "parallel.cuts"
+    remedies = [f"pipeline: {devices // data}"] if devices % data == 0 else []
+    remedies += [f"devices_per_node: {needed // nodes}"] if needed % nodes == 0 else []
+    message = f"pipeline {pipeline} x data {data} needs {count(needed, 'device')}"
+    yield path, f"{message}; the cluster has {devices}", alternatives(remedies)
+
+
+def check_cuts(spec: Spec) -> Found:
+    cuts, pipeline = spec.parallel.cuts, spec.parallel.pipeline
+    if cuts != "auto" and len(cuts) != pipeline - 1:
+        message = f"parallel.cuts lists {count(len(cuts), 'module')}; pipeline {pipeline} needs"
+        hint = f"pipeline: {len(cuts) + 1} or cuts: auto"
+        yield "parallel.cuts", f"{message} {pipeline - 1}, where stages 1, 2, ... begin", hint
+
+
+def check_microbatches(spec: Spec) -> Found:
+    samples, microbatches = spec.train.global_batch, spec.parallel.microbatches
+    share = samples // spec.parallel.data
+    if microbatches > share:
+        message = f"{microbatches} microbatches need as many samples; global_batch is {samples}"
+        hint = f"microbatches: {share} or global_batch: {microbatches * spec.parallel.data}"
+        yield "parallel.microbatches", message, hint
+
+
+def check_nesterov(spec: Spec) -> Found:
+    optimizer = spec.train.optimizer
+    if isinstance(optimizer, SGD) and optimizer.nesterov:
+        if optimizer.momentum == 0:
+            message = "nesterov needs momentum above 0"
+            yield "train.optimizer.nesterov", message, "momentum: 0.9"
+        if optimizer.dampening != 0:
+            message = f"nesterov needs dampening 0; it is {optimizer.dampening}"
+            yield "train.optimizer.nesterov", message, "leave dampening out"
+
+
+def check_lr_schedule(spec: Spec) -> Found:
+    course, steps = spec.train.lr_schedule, spec.train.steps
+    if steps is not None and course.warmup > steps:
+        message = (
+            f"warmup {course.warmup} is longer than the {count(steps, 'step')} of the training"
+        )
+        yield "train.lr_schedule.warmup", message, f"warmup: {max(1, steps // 10)}"
+    if course.name == "constant" and "train.lr_schedule.final" in spec.locations:
+        message = "final has no meaning for a constant lr_schedule"
+        yield "train.lr_schedule.final", message, "name: linear or name: cosine"
+
+
+def check_timeout(spec: Spec) -> Found:
+    if spec.train.timeout <= 0:
+        yield "train.timeout", "train.timeout is 0; it must be above 0", "timeout: 10min"
+
+
+def check_inputs(spec: Spec) -> Found:
+    """Every input is fed by a field that the data has."""
+    fields = known_fields(spec.data)
+    for index, (name, feed) in enumerate(spec.model.inputs):
+        path = f"model.inputs[{index}]" if name is None else f"model.inputs.{name}"
+        if fields and feed.field not in fields:
+            close = difflib.get_close_matches(feed.field, fields, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"its fields are {', '.join(fields)}"
+            yield path, f"the data has no field {feed.field!r}", hint
+        field = spec.data.fields.get(feed.field) if isinstance(spec.data, Random) else None
+        if field is not None and feed.shape is not None and feed.shape[1:] != field.shape:
+            shape, wanted = flow([*feed.shape]), flow(["batch", *field.shape])
+            message = f"shape {shape} is not {wanted}, that of the field {feed.field}"
+            yield path, message, "give the shape once"
+
+
+def known_fields(data: Data) -> tuple[str, ...]:
+    """Names of the fields, as far as the spec tells them."""
+    if isinstance(data, Text):
+        return ("tokens", "labels")
+    if isinstance(data, Arrays):
+        return tuple(data.files) if isinstance(data.files, Mapping) else ()
+    return tuple(data.fields)
+
+
+def check_random(spec: Spec) -> Found:
+    if not isinstance(spec.data, Random):
+        return
+    if not spec.data.fields:
+        hint = "fields: {x: {shape: [16]}, y: {dtype: int64, high: 10}}"
+        yield "data", "random data needs fields", hint
+    for name, field in spec.data.fields.items():
+        place = f"data.fields.{name}"
+        yield from random_field(name, field, place, spec)
+    samples, batch = spec.data.samples, spec.train.global_batch
+    if spec.data.last_batch == "drop" and samples < batch:
+        message = f"{count(samples, 'sample')} make no batch of {batch}, and last_batch drops them"
+        yield "data.samples", message, f"samples: {batch} or last_batch: keep"
+
+
+def random_field(name: str, field: RandomField, place: str, spec: Spec) -> Found:
+    if field.dtype == "bool":
+        yield place, f"field {name}: random data cannot be bool", "dtype: int64"
+    elif field.dtype.startswith("float"):
+        for bound in ("low", "high"):
+            if f"{place}.{bound}" in spec.locations:
+                message = f"{bound} is for integers; {name} is {field.dtype}, normally distributed"
+                yield f"{place}.{bound}", message, "leave it out, or dtype: int64"
+    elif field.high is None:
+        under = f"under data: fields: {{{name}: {{dtype: {field.dtype}, high: 256}}}}"
+        hint = "high: 256" if place in spec.locations else under
+        yield place, f"field {name}: random integers need high, one above the largest", hint
+    elif field.low >= field.high:
+        message = f"field {name}: low {field.low} is not below high {field.high}"
+        yield place, message, f"high: {field.low + 1} or more"
+
+
+def check_files(spec: Spec) -> Found:
+    """Files named in the spec are there. A glob with an absolute path is left to the run."""
+    if isinstance(spec.data, Arrays):
+        files = spec.data.files
+        named = (
+            {"data.files": files}
+            if isinstance(files, str)
+            else {f"data.files.{field}": file for field, file in files.items()}
+        )
+        for path, file in named.items():
+            if not (spec.folder / file).is_file():
+                yield path, f"no file {file} in the spec's folder", "files are relative to the spec"
+    elif isinstance(spec.data, Text):
+        for index, pattern in enumerate(spec.data.files):
+            for message, hint in glob_faults(pattern, spec.folder):
+                yield f"data.files[{index}]", message, hint
+
+
+def glob_faults(pattern: str, folder: Path) -> Iterator[tuple[str, str]]:
+    strange = [word for word in re.findall(r"\{[^{}]*\}", pattern) if word != "{stdlib}"]
+    if strange:
+        yield f"{strange[0]} in {pattern!r} stands for nothing", "only {stdlib} does"
+    elif not Path(pattern).is_absolute():
+        path = pattern.replace("{stdlib}", glob.escape(sysconfig.get_path("stdlib")))
+        if next(glob.iglob(path, root_dir=folder, recursive=True), None) is None:  # noqa: PTH207
+            yield f"no file matches {pattern!r}", "patterns are relative to the spec's folder"
+
+
+def check_keywords(spec: Spec) -> Found:
+    """Names that Python keeps for itself name no argument and no field."""
+    names = {f"model.inputs.{name}": name for name, _ in spec.model.inputs if name}
+    names |= {f"model.args.{name}": name for name in spec.model.factory.args}
+    for path, name in names.items():
+        if keyword.iskeyword(name):
+            yield path, f"{name!r} is a word of Python, no argument's name", None
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
+    (("name",), check_name),
+    (("model",), check_keywords),
+    (("model.factory", "model.args", "model.loss", "data.source", "data.args"), check_callables),
+    (("model.inputs", "data.source", "data.fields", "data.files"), check_inputs),
+    (
+        ("model.inputs", "data.source", "data.samples", "data.fields", "train.global_batch"),
+        check_random,
+    ),
+    (("data.source", "data.files"), check_files),
+    (
+        (
+            "train.optimizer.name",
+            "train.optimizer.momentum",
+            "train.optimizer.dampening",
+            "train.optimizer.nesterov",
+        ),
+        check_nesterov,
+    ),
+    (
+        ("train.lr_schedule.name", "train.lr_schedule.warmup", "train.steps", "train.epochs"),
+        check_lr_schedule,
+    ),
+    (("train.timeout",), check_timeout),
+    (
+        (
+            "parallel.pipeline",
+            "parallel.data",
+            "parallel.cuts",
+            "cluster.nodes",
+            "cluster.devices_per_node",
+        ),
+        check_devices,
+    ),
+    (("parallel.pipeline", "parallel.cuts", "cluster"), check_cuts),
+    (
+        ("parallel.microbatches", "parallel.data", "train.global_batch", "parallel.pipeline"),
+        check_microbatches,
+    ),
+)

@@ -1,0 +1,354 @@
+"""Graph: what the model computes in one microbatch, from the data to the loss.
+
+There are no torch types in it: a graph can be printed, compared and kept in a fixture. An op prints
+as one line, `outputs = target(arguments)`, then its module call and the user's own line:
+
+    embedding: f32[batch, 128, 64] = aten.embedding(wte.weight, tokens)    # wte  gpt.py:58
+
+Sizes are numbers or multiples of the batch, the number of samples in the microbatch, which is known
+only when the script runs.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+dtypes: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {  # torch's name: the printed one, bytes of an element
+        "float64": ("f64", 8),
+        "float32": ("f32", 4),
+        "float16": ("f16", 2),
+        "bfloat16": ("bf16", 2),
+        "complex64": ("c64", 8),
+        "complex128": ("c128", 16),
+        "int64": ("i64", 8),
+        "int32": ("i32", 4),
+        "int16": ("i16", 2),
+        "int8": ("i8", 1),
+        "uint8": ("u8", 1),
+        "bool": ("bool", 1),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Dim:
+    """A size of `coefficient` x the number of samples in the microbatch."""
+
+    coefficient: int = 1
+
+    def __str__(self) -> str:
+        return "batch" if self.coefficient == 1 else f"{self.coefficient}*batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A count (bytes, FLOPs) that grows with the batch: `fixed + per_sample x batch`."""
+
+    fixed: int = 0
+    per_sample: int = 0
+
+    def at(self, batch: int) -> int:
+        return self.fixed + self.per_sample * batch
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(self.fixed + other.fixed, self.per_sample + other.per_sample)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Shape, dtype (torch's name) and whether a gradient flows back through the tensor."""
+
+    shape: tuple[int | Dim, ...]
+    dtype: str
+    requires_grad: bool = False
+
+    @property
+    def bytes(self) -> Amount:
+        """Bytes of the elements; a shape has at most one factor of the batch."""
+        count, batched = dtypes[self.dtype][1], False
+        for size in self.shape:
+            batched |= isinstance(size, Dim)
+            count *= size.coefficient if isinstance(size, Dim) else size
+        return Amount(0, count) if batched else Amount(count, 0)
+
+    def __str__(self) -> str:
+        return f"{dtypes[self.dtype][0]}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value: an input of the graph or an output of an op."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A parameter or buffer, by its full name in the user's model."""
+
+    fqn: str
+
+    def __str__(self) -> str:
+        return self.fqn
+
+
+@dataclass(frozen=True, slots=True)
+class TorchConstant:
+    """A literal that torch names: a dtype, layout or memory format (`torch.float32`)."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"torch.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device that the script runs on; the captured graph always says cpu."""
+
+    def __str__(self) -> str:
+        return "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A dict with string keys, as an argument or output of a module."""
+
+    items: tuple[tuple[str, "Arg"], ...]
+
+
+literal_types = (bool, int, float, complex, str, type(None))
+Arg = (
+    Ref | State | Dim | TorchConstant | Device | Items
+    | None | bool | int | float | complex | str | tuple["Arg", ...]
+)  # fmt: skip
+CallId = tuple[str, int]  # path of the module, number of the call (0 for the first)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One ATen (or custom) operation of one module call."""
+
+    name: str
+    target: str
+    """`aten.linear.default`"""
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    arg_names: tuple[str, ...]
+    """The schema's names of the positional arguments."""
+    outputs: tuple[str, ...]
+    """Names of its values in order; "" for one that nothing uses."""
+    call: CallId
+    mutates: tuple[str, ...] = ()
+    """Values or fqns whose storage it writes."""
+    views: tuple[str, ...] = ()
+    """Values or fqns whose storage its outputs share."""
+    random: bool = False
+    grad: bool = True
+    """False inside torch.no_grad()."""
+    autocast: str | None = None
+    where: str = ""
+    """The user's line, `gpt.py:58`."""
+    statement: int = 0
+    """Key of Graph.statements: the user's statement that it is part of."""
+    at_default: frozenset[str] = frozenset()
+    """Names of positional arguments that equal the schema's default."""
+    spelling: Literal["method", "torch", ""] = ""
+    """Where Python has it: `x.mean()`, `torch.cat()`, or neither."""
+    flops: Amount = Amount()
+    saved_bytes: Amount = Amount()
+    """What autograd keeps for the backward, each storage counted where it is kept first."""
+
+    @property
+    def operands(self) -> tuple[Ref | State, ...]:
+        """Every value and parameter that it reads, in order, repeats included."""
+        return tuple(references((self.args, tuple(value for _, value in self.kwargs))))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module: what went in and came out, by the names of its forward."""
+
+    path: str
+    number: int
+    arguments: tuple[tuple[str, Arg], ...]
+    """(argument name, value); only those that were passed."""
+    positional: int
+    """How many of them were passed by position."""
+    output: Arg
+    statement: int = 0
+    """The caller's statement that it is part of."""
+    parent: CallId | None = None
+    """The call that made it; None for the model's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One execution of one statement of the user's forward."""
+
+    where: str
+    """`gpt.py:58`"""
+    targets: tuple[str, ...] = ()
+    """The names it assigns, where it assigns plain names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constructor:
+    """How to build a leaf: `nn.Linear(128, 384, bias=False)`."""
+
+    cls: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module of the user's model, called or not."""
+
+    path: str
+    cls: str
+    where: str
+    """Where its class is defined, `gpt.py:12`; "" for torch's own."""
+    children: tuple[str, ...]
+    """Attribute names, in order."""
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    constructor: Constructor | None = None
+    """Set for a leaf: torch's own class, rebuilt and compared at capture."""
+    sequential: bool = False
+    """nn.Sequential or a subclass that keeps its forward."""
+    indexed: bool = False
+    """A container whose children are addressed by key: ModuleList, ModuleDict, Sequential."""
+    training: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a tensor gets its first value: recorded operations, the last of which gives it.
+
+    Operations name their results v0, v1, ...; a random one carries its seed key, the owner's name and
+    `#ordinal` where the owner draws more than once. With `values`, the tensor is saved beside the scripts.
+    """
+
+    ops: tuple[Op, ...] = ()
+    result: str = ""
+    seeds: tuple[tuple[str, str], ...] = ()
+    """(op name, seed key)."""
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter, buffer or constant tensor; tied names are aliases of the first."""
+
+    fqn: str
+    meta: TensorMeta
+    recipe: Recipe = Recipe()
+    aliases: tuple[str, ...] = ()
+    buffer: bool = False
+    persistent: bool = True
+    """Whether state_dict has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of the graph and the field of a sample that feeds it."""
+
+    name: str
+    field: str
+    meta: TensorMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The unit that a cut respects: a module call, or the ops between two of them."""
+
+    path: str
+    call: CallId | None
+    """The call that it is; None for loose ops."""
+    kind: str
+    """Layers of equal structure share it."""
+    ops: tuple[str, ...]
+    parameters: tuple[str, ...]
+    param_bytes: int
+    activation_bytes: Amount
+    flops: Amount
+    """Forward only."""
+    bytes_moved: Amount
+    """Read and written by its forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The training graph. Before `segment` it has no layers."""
+
+    model: str
+    """Class name of the user's model."""
+    inputs: tuple[Input, ...]
+    parameters: Mapping[str, Parameter]
+    """By fqn: parameters, then buffers and constants, in the model's order."""
+    modules: Mapping[str, Module]
+    calls: Mapping[CallId, Call]
+    ops: tuple[Op, ...]
+    values: Mapping[str, TensorMeta]
+    outputs: tuple[tuple[str, str], ...]
+    """(name, value): `loss` first."""
+    canonical: Mapping[str, str] = field(default_factory=dict)
+    """Every name of every parameter and buffer, aliases included -> its key in `parameters`. Ops read
+    a tied parameter by the name that the module around them owns."""
+    statements: Mapping[int, Statement] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What to call a value that no statement names: the model's output, as the loss calls it."""
+    layers: tuple[Layer, ...] = ()
+    evaluation: "Graph | None" = None
+    """Where it differs from the training graph."""
+    saved: bytes = b""
+    """Weights that no recipe gives, as a safetensors file."""
+    messages: tuple[str, ...] = field(default=())
+    """What the user should know: weights that had to be saved, a fixed batch size."""
+
+    def __str__(self) -> str:
+        lines = [f"input {i.name}: {i.meta} <- {i.field}" for i in self.inputs]
+        lines += [
+            f"{'buffer' if p.buffer else 'param'} {p.fqn}: {p.meta}"
+            for p in self.parameters.values()
+        ]
+        lines += [self.line(op) for op in self.ops]
+        lines += [f"output {name}: {value}" for name, value in self.outputs]
+        return "\n".join(lines) + "\n"
+
+    def line(self, op: Op) -> str:
+        """One op, printed as the module's docstring shows."""
+        results = ", ".join(
+            f"{name or '_'}: {self.values[name]}" if name else "_" for name in op.outputs
+        )
+        arguments = [show(a) for a in op.args] + [f"{k}={show(v)}" for k, v in op.kwargs]
+        path, number = op.call
+        call = f"{path or 'root'}{f'@{number}' if number else ''}"
+        return f"{results} = {op.target}({', '.join(arguments)})    # {call}  {op.where}".rstrip()
+
+
+def show(argument: Arg) -> str:
+    """An argument, printed."""
+    if isinstance(argument, tuple):
+        return f"[{', '.join(map(show, argument))}]"
+    if isinstance(argument, Items):
+        return "{" + ", ".join(f"{key}: {show(value)}" for key, value in argument.items) + "}"
+    return repr(argument) if isinstance(argument, literal_types) else str(argument)
+
+
+def references(argument: Arg) -> Iterator[Ref | State]:
+    """Every value and parameter in an argument, in order."""
+    if isinstance(argument, Ref | State):
+        yield argument
+    elif isinstance(argument, tuple):
+        for item in argument:
+            yield from references(item)
+    elif isinstance(argument, Items):
+        for _, item in argument.items:
+            yield from references(item)

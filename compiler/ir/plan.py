@@ -1,0 +1,117 @@
+"""Plan: who computes what.
+
+A stage has its own mesh, the ranks that hold it: a rectangular plan is the case where all meshes are
+equal in shape. Several meshes may lie over the same ranks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Split along a tensor dimension."""
+
+    dim: int
+
+    def __str__(self) -> str:
+        return f"Shard({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """A full copy on each rank."""
+
+    def __str__(self) -> str:
+        return "Replicate()"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each rank holds a term; the reduction of the terms is the value."""
+
+    op: str = "sum"
+
+    def __str__(self) -> str:
+        return f"Partial({self.op})"
+
+
+Placement = Shard | Replicate | Partial
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Ranks laid out along named axes, the last varying fastest."""
+
+    axes: tuple[tuple[str, int], ...]
+    """(name, size); () for one rank."""
+    ranks: tuple[int, ...]
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """The rank's index along each axis."""
+        index, result = self.ranks.index(rank), {}
+        for name, size in reversed(self.axes):
+            index, result[name] = divmod(index, size)
+        return result
+
+    def group(self, rank: int, axis: str) -> tuple[int, ...]:
+        """The ranks that differ from `rank` along `axis` only."""
+        fixed = {name: i for name, i in self.coords(rank).items() if name != axis}
+        return tuple(
+            other
+            for other in self.ranks
+            if all(self.coords(other)[n] == i for n, i in fixed.items())
+        )
+
+    def __str__(self) -> str:
+        axes = " x ".join(f"{name} {size}" for name, size in self.axes) or "one rank"
+        return f"{axes}: {', '.join(map(str, self.ranks))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A run of layers and the ranks that hold them."""
+
+    index: int
+    layers: tuple[int, ...]
+    """Indices into Graph.layers."""
+    mesh: Mesh
+    time_s: float = 0.0
+    """Estimated forward and backward of a full microbatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """No "auto" from here on."""
+
+    stages: tuple[Stage, ...]
+    placements: Mapping[str, tuple[tuple[int, tuple[tuple[str, Placement], ...]], ...]]
+    """fqn -> ((stage, ((axis, placement), ...)), ...): one entry for each stage that holds it."""
+    global_batch: int
+    microbatches: int
+    """Of each replica."""
+    even: bool
+    """Every microbatch of every step has the same size."""
+    recompute: tuple[str, ...] = ()
+    """Paths of the layers whose activations are computed again in the backward."""
+    versions: int = 1
+    """Weight versions alive at once."""
+
+    @property
+    def world_size(self) -> int:
+        return 1 + max(rank for stage in self.stages for rank in stage.mesh.ranks)
+
+    def sizes(self, samples: int) -> tuple[int, ...]:
+        """Microbatch sizes of a step with this many samples: in order, differing by at most one."""
+        size, larger = divmod(samples, self.microbatches)
+        return tuple(size + (i < larger) for i in range(self.microbatches))
+
+    @property
+    def microbatch_size(self) -> int:
+        """The largest microbatch of a full step."""
+        return self.sizes(self.global_batch)[0]
+
+    def replica_of(self, stage: int, microbatch: int) -> int:
+        """The rank of `stage` that computes this microbatch of the global batch."""
+        ranks = self.stages[stage].mesh.ranks
+        return ranks[microbatch % len(ranks)]

@@ -1,0 +1,242 @@
+"""Spec: what the user asks for. Fields bear the names of the YAML's keys.
+
+`frontend.load` fills every default, so nothing after it asks what a missing key means; only
+`cuts: auto` is left open. schemas/spec.schema.json defines the language, and a test holds the two
+together. Sizes are in bytes, times in seconds, rates in bytes or FLOP per second.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..errors import Location, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factory:
+    """A callable of the user's and the keyword arguments it is called with."""
+
+    target: str
+    """`models/gpt.py:build`, the file beside the spec, or `package.module:callable`."""
+    args: Mapping[str, "Value"] = field(default_factory=dict)
+    """A tuple stands for a YAML list: the callable is given a list."""
+
+
+Value = None | bool | int | float | str | tuple["Value", ...] | Mapping[str, "Value"] | Factory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """What feeds one argument of the model."""
+
+    field: str
+    """A field of the data; the argument's own name where the spec gives none."""
+    shape: tuple[int | Literal["batch"], ...] | None = None
+    """`batch` first; None where the data tells."""
+    dtype: str | None = None
+    """torch's name; None where the data tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    factory: Factory
+    inputs: tuple[tuple[str | None, InputSpec], ...] = ()
+    """(argument name, None for one by position; what feeds it). Empty: the fields that bear the
+    names of the model's arguments."""
+    loss: str = "output"
+    """`output`: the model returns it. Otherwise a function of the model's output and of the data's
+    fields that feed no input: a name in torch.nn.functional, `file.py:callable` or
+    `package.module:callable`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """The bytes of files, end to end. Sample i is `sequence` bytes from i x sequence on, as the
+    field `tokens`; `labels` are the same, one byte further on. Both are int64[sequence]."""
+
+    source: Literal["text"] = "text"
+    files: tuple[str, ...]
+    """Globs relative to the spec's folder; `{stdlib}` stands for the standard library's folder."""
+    sequence: int
+    last_batch: Literal["keep", "drop"] = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrays:
+    """Arrays whose first dimension counts the samples; each is a field."""
+
+    source: Literal["arrays"] = "arrays"
+    files: str | Mapping[str, str]
+    """A safetensors file, or field -> npy file; relative to the spec's folder."""
+    last_batch: Literal["keep", "drop"] = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomField:
+    """Integers uniform in [low, high), or floats of the standard normal distribution."""
+
+    shape: tuple[int, ...] = ()
+    """Of one sample."""
+    dtype: str = "float32"
+    low: int = 0
+    high: int | None = None
+    """None for floats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Random:
+    """Made-up samples, a function of the seed and of the sample's number."""
+
+    source: Literal["random"] = "random"
+    samples: int
+    fields: Mapping[str, RandomField]
+    """Those given under model.inputs included."""
+    last_batch: Literal["keep", "drop"] = "keep"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """A torch Dataset of the user's."""
+
+    source: str
+    """`file.py:callable` or `package.module:callable`."""
+    args: Mapping[str, Value] = field(default_factory=dict)
+    fields: tuple[str, ...] = ()
+    """Names of the elements of a sample; empty for a dataset of dicts, which names them itself."""
+    last_batch: Literal["keep", "drop"] = "keep"
+
+
+Data = Text | Arrays | Random | Dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """torch.optim.AdamW."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-2
+    amsgrad: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD:
+    """torch.optim.SGD."""
+
+    name: Literal["sgd"] = "sgd"
+    lr: float = 1e-3
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+
+Optimizer = AdamW | SGD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrSchedule:
+    """The learning rate by step: linear warm-up to lr, then constant, or down to final x lr."""
+
+    name: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    """Steps; step i of them runs at lr x (i + 1) / warmup."""
+    final: float = 0.0
+    """The rate after the last step as a fraction of lr; without meaning for `constant`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    global_batch: int = 32
+    """Samples in a step."""
+    steps: int | None = 100
+    """None where epochs is set."""
+    epochs: int | None = None
+    optimizer: Optimizer = AdamW()
+    lr_schedule: LrSchedule = LrSchedule()
+    clip_norm: float | None = None
+    """Greatest norm of the whole model's gradient; None: not clipped."""
+    precision: Literal["fp32", "fp64"] = "fp32"
+    seed: int = 0
+    timeout: float = 600.0
+    """Seconds of any wait on another rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device of the cluster."""
+
+    kind: Literal["cpu", "cuda"]
+    memory: int
+    """Bytes."""
+    flops: Mapping[str, float]
+    """Precision -> dense FLOP/s; it has fp32 and fp64."""
+    memory_bandwidth: float
+    """Bytes/s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    bandwidth: float
+    """Bytes/s in one direction between two devices."""
+    latency: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    intra_node: Link
+    inter_node: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    nodes: int = 1
+    devices_per_node: int
+    device: Device
+    links: Links
+
+    @property
+    def num_devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    pipeline: int
+    """Number of stages; `auto` is one for each device, or for each entry of cuts and one."""
+    data: int = 1
+    """Replicas."""
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    microbatches: int
+    """Of each replica; `auto` is 4 for each stage, at most one for each sample."""
+    cuts: tuple[str, ...] | Literal["auto"] = "auto"
+    """Paths of the modules where stages 1, 2, ... begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    version: int = 1
+    name: str
+    """The spec file's own name where it gives none; the output folder is called so."""
+    model: Model
+    data: Data
+    train: Train = Train()
+    cluster: Cluster
+    parallel: Parallel
+    path: Path
+    """The spec file, as the user named it."""
+    locations: Mapping[str, Location] = field(default_factory=dict, compare=False, repr=False)
+    """Dotted path (`model.factory`, `parallel.cuts[1]`) -> place of the key or list item."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder that files named in the spec are relative to."""
+        return self.path.parent
+
+    def at(self, path: str) -> Location:
+        """The place of a key, or of the nearest key above it that the file has."""
+        return nearest(self.locations, path) or Location(str(self.path))

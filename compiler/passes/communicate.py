@@ -1,0 +1,196 @@
+"""Communicate: put transfers and collectives between a rank's computes.
+
+The pattern holds for every schedule. At the start of the step the first receives of each edge are
+posted; each Wait is preceded by the Post of a later message, so that one is always under way while
+the rank computes; a Send follows the compute that made the message, and nobody waits for it before
+the end of the step unless the edge's window is full:
+
+    Post gradients 1->0
+    0F(0)
+    Send activations 0->1 0
+    Post gradients 1->0
+    Wait gradients 1->0 0
+    0B(0)
+    Flush activations 0->1
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..ir.plan import Plan
+from ..ir.program import (
+    Collective,
+    Compute,
+    Edge,
+    Flush,
+    Instruction,
+    Log,
+    Loop,
+    Microbatch,
+    Post,
+    Program,
+    Save,
+    Send,
+    Update,
+    Wait,
+)
+from ..ir.schedule import Action, Kind, Row, Schedule
+from ..ir.unit import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What goes between two stages: activations there, gradients back if any value has one."""
+
+    source: int
+    """The earlier stage."""
+    target: int
+    activations: Edge
+    gradients: Edge | None
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        return (self.activations, self.gradients) if self.gradients else (self.activations,)
+
+
+def communicate(
+    plan: Plan, units: tuple[Unit, ...], schedule: Schedule, *, clip: bool
+) -> tuple[Program, ...]:
+    """The whole job of each rank, in the order of ranks; `clip` if gradients are clipped.
+
+    Before: a verified schedule that flushes, and a unit for each stage. After: each message has one
+    Send, one Wait and one Post; edges and groups come in one order on all ranks; each gradient of a
+    parameter that several stages hold is summed once, before the update.
+    """
+    live = {row.rank: row.live for row in schedule.rows}
+    routes = connect(units, live, plan.microbatches)
+    edges = tuple(edge for route in routes for edge in route.edges)
+    world = tuple(range(plan.world_size))
+    reductions = tied_gradients(units)
+    if clip and len(world) > 1:
+        # Every rank takes part, also one without gradients: the update needs the norm of them all.
+        reductions += (Collective("all_reduce", "norm", world),)
+    groups: list[tuple[int, ...]] = [(edge.source, edge.target) for edge in edges]
+    groups += [c.group for c in reductions if c.group != world]
+    programs = []
+    for row in schedule.rows:
+        mine = tuple(unit for unit in units if unit.rank == row.rank)
+        stage = plan.stages[mine[0].stage]
+        programs.append(
+            Program(
+                rank=row.rank,
+                coords={"pipeline": stage.index, **stage.mesh.coords(row.rank)},
+                stages=tuple(unit.stage for unit in mine),
+                edges=tuple(edge for edge in edges if row.rank in (edge.source, edge.target)),
+                groups=tuple(dict.fromkeys(groups)),
+                live=row.live,
+                actions=(Loop("STEPS", train(row, mine, routes, reductions, clip=clip)), Save()),
+            )
+        )
+    return tuple(programs)
+
+
+def train(
+    row: Row,
+    mine: tuple[Unit, ...],
+    routes: tuple[Route, ...],
+    reductions: tuple[Collective, ...],
+    *,
+    clip: bool,
+) -> tuple[Instruction, ...]:
+    """One step of a rank: its microbatches, then the update, then the log where the loss is."""
+    logs = any(name == "loss" for unit in mine for name, _ in unit.outputs)
+    return (
+        *run_microbatches(row, routes),
+        *(c for c in reductions if row.rank in c.group),
+        Update(clip),
+        *([Log()] if logs else []),
+    )
+
+
+def connect(
+    units: tuple[Unit, ...], live: Mapping[int, int], microbatches: int
+) -> tuple[Route, ...]:
+    """A route for each pair of stages on different ranks with transfers, by source and target.
+
+    `live` is the peak of microbatches in flight by rank. It bounds what a pair of stages can have
+    under way: the microbatch of a message that is not taken yet is live on the earlier stage. So
+    no send waits for a window of that size where gradients come back.
+    """
+    rank_of = {unit.stage: unit.rank for unit in units}
+    pairs = sorted({(t.source, t.target) for unit in units for t in unit.sends})
+    routes = []
+    for source, target in pairs:
+        start, end = rank_of[source], rank_of[target]
+        if start == end:
+            continue
+        transfers = [t for u in units for t in u.sends if (t.source, t.target) == (source, target)]
+        values = tuple((t.value, t.meta) for t in transfers)
+        back = tuple((t.value, t.meta) for t in transfers if t.gradient)
+        window, ahead = live[start], min(receives_ahead(target - source), microbatches)
+        there = Edge(
+            f"activations {start}->{end}", "activations", start, end, values, window, ahead
+        )
+        again = Edge(f"gradients {end}->{start}", "gradients", end, start, back, window, ahead)
+        routes.append(Route(source, target, there, again if back else None))
+    return tuple(routes)
+
+
+def receives_ahead(distance: int) -> int:
+    """Receives to post ahead between two stages that lie `distance` apart.
+
+    With so many no rank waits for ever even if every send blocks until its receive is posted. Let
+    F of microbatch m on stage s of P run from 2m + s to 2m + s + 1, and B from 2m + 2P - 1 - s on:
+    GPipe (its backwards shifted) and 1F1B are in this order on every rank. A message of m sent
+    after F on s, to stage t, then needs the receive that t posts before F of m - a, so
+    2(m - a) + t < 2m + s + 1, which is a > (t - s - 1) / 2; gradients give the same.
+    """
+    return (distance + 1) // 2
+
+
+def tied_gradients(units: tuple[Unit, ...]) -> tuple[Collective, ...]:
+    """One sum over ranks for each trainable parameter that stages on several ranks hold."""
+    rank_of = {unit.stage: unit.rank for unit in units}
+    holders = {
+        held.canonical: tuple(sorted({rank_of[stage] for stage in held.stages}))
+        for unit in units
+        for held in unit.state
+        if held.trainable
+    }
+    return tuple(
+        Collective("all_reduce", f"gradient of {fqn}", ranks)
+        for fqn, ranks in sorted(holders.items())
+        if len(ranks) > 1
+    )
+
+
+def run_microbatches(row: Row, routes: tuple[Route, ...]) -> Iterator[Instruction]:
+    """The computes of a step with their transfers, all sends done at its end."""
+    edges = [edge for route in routes for edge in route.edges]
+    edges = [edge for edge in edges if row.rank in (edge.source, edge.target)]
+    mine = tuple(route for route in routes if route.activations in edges)
+    for edge in edges:
+        if edge.target == row.rank:
+            yield from [Post(edge.name)] * edge.ahead
+    for action in row.actions:
+        yield from exchange(action, mine)
+    yield from (Flush(edge.name) for edge in edges if edge.source == row.rank)
+
+
+def exchange(action: Action, routes: tuple[Route, ...]) -> Iterator[Instruction]:
+    """One compute: take what it needs, run it, send what it made."""
+    incoming: list[Edge] = []
+    outgoing: list[Edge] = []
+    for route in routes:
+        if action.kind is Kind.F:
+            incoming += [route.activations] if route.target == action.stage else []
+            outgoing += [route.activations] if route.source == action.stage else []
+        elif action.kind is Kind.B and route.gradients:
+            incoming += [route.gradients] if route.source == action.stage else []
+            outgoing += [route.gradients] if route.target == action.stage else []
+    microbatch = Microbatch(action.microbatch)
+    for edge in incoming:
+        yield Post(edge.name)
+        yield Wait(edge.name, microbatch)
+    yield Compute(action, microbatch)
+    yield from (Send(edge.name, microbatch) for edge in outgoing)

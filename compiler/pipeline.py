@@ -1,0 +1,116 @@
+"""The compiler on one page: every phase, in order.
+
+Forms go from pass to pass, and each is verified right where it comes from, always.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from . import __version__
+from .analysis.cost import price
+from .analysis.invariants.graph import verify_graph
+from .analysis.invariants.plan import verify_plan
+from .analysis.invariants.program import verify_programs
+from .analysis.invariants.schedule import verify_schedule
+from .analysis.invariants.unit import verify_units
+from .analysis.predict import predict
+from .check.capture import check_capture
+from .check.text import check_text
+from .emit.boundary import name_boundary
+from .emit.hints import name_values
+from .emit.job import Job
+from .emit.plan_text import PlanPage, make_plan_page
+from .emit.render import render
+from .errors import PpcError
+from .frontend.capture.capture import capture
+from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
+from .ir.report import File
+from .ir.show import show_form
+from .ir.spec import Spec
+from .passes.communicate import communicate
+from .passes.localize import localize
+from .passes.order import order
+from .passes.place import place, runners_up
+from .passes.roll import roll
+from .passes.segment import segment
+
+Form = TypeVar("Form")
+Observer = Callable[[str, object], None]
+"""Is told the name of each pass and the form that it made."""
+
+passes = ("capture", "segment", "place", "localize", "order", "communicate", "roll")
+
+
+def compile(
+    spec: Spec, folder: Path | None = None, observe: Observer = lambda *_: None
+) -> tuple[File, ...]:
+    """A spec -> every file of its output. `folder`: where they will lie, generated/NAME by default.
+
+    Raises CaptureError and PlanError for what the user can mend; nothing is written.
+    """
+    job = lower(spec, folder or Path("generated") / spec.name, observe)
+    files = render(job, job.graph.saved, copied_modules(spec))
+    scripts = [str(file.text) for file in files[: len(job.programs)]]
+    check_text(spec, job.graph, job.units, scripts, job.plan.microbatch_size)
+    return files
+
+
+def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
+    """A spec -> the forms from which the scripts are rendered."""
+
+    def checked(name: str, form: Form, verify: Callable[[Form], None]) -> Form:
+        verify(form)
+        observe(name, form)
+        return form
+
+    graph = checked(
+        "capture", capture(spec), verify_graph
+    )  # model and loss; the batch stays symbolic
+    graph = checked("segment", segment(graph), verify_graph)
+    costs = price(graph, spec)
+    plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
+    check_capture(spec, graph, plan.microbatch_size)
+    units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))
+    schedule = checked(
+        "order", order(plan, spec.parallel.schedule), lambda s: verify_schedule(s, plan)
+    )
+    programs = checked(
+        "communicate",
+        communicate(plan, units, schedule, clip=spec.train.clip_norm is not None),
+        lambda p: verify_programs(p, plan, units),
+    )
+    programs = checked("roll", roll(programs), lambda p: verify_programs(p, plan, units))
+    report = predict(
+        graph, plan, schedule, programs, costs, spec, runners_up(graph, costs, plan, spec)
+    )
+    hints = name_values(graph)
+    return Job(
+        version=__version__,
+        source=source_name(spec),
+        spec_digest=digest(spec.path),
+        model_digest=digest(model_file(spec)),
+        spec=spec,
+        graph=graph,
+        plan=plan,
+        units=units,
+        programs=programs,
+        report=report,
+        hints=hints,
+        boundary=name_boundary(units, hints),
+        paths=data_paths(spec, folder),
+    )
+
+
+def show(spec: Spec, after: str) -> str:
+    """The printed form after a pass. Raises PpcError for a name that is none."""
+    if after not in passes:
+        raise PpcError(f"there is no pass {after!r}", hint=f"the passes are {', '.join(passes)}")
+    found: dict[str, object] = {}
+    lower(spec, Path("generated") / spec.name, found.__setitem__)
+    return show_form(found[after])
+
+
+def plan(spec: Spec) -> PlanPage:
+    """The plan, its cost and memory by rank, and the plans it beat. Writes nothing."""
+    return make_plan_page(lower(spec, Path("generated") / spec.name))

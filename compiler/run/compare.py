@@ -1,0 +1,226 @@
+"""What the ranks of a job did against what one process did with the user's own model.
+
+A difference is max|a-b| / max(1, max|b|) over a tensor, b being the user's model's. Every tensor
+that a rank holds is compared, a tied one under each name that some rank has for it. What no rank
+holds, what the user's model does not have, and a NaN on one side only are faults.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..ir.graph import Parameter
+from .observe import Recording, Tensors
+from .reference import Trace
+
+Kind = Literal["recipe", "initial", "loss", "gradient", "parameter", "buffer", "saved"]
+kinds: tuple[Kind, ...] = (
+    "recipe", "initial", "loss", "gradient", "parameter", "buffer", "saved",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One difference; in a Comparison the largest of its kind and step."""
+
+    kind: Kind
+    step: int | None
+    """None for what is compared once."""
+    name: str
+    difference: float | None
+    """None: there is no number for it; the note says why."""
+    limit: float
+    """The largest that passes."""
+    note: str = ""
+    compared: int = 1
+    """How many of this kind and step there were,"""
+    failed: int = 0
+    """and how many of them did not pass."""
+
+    @property
+    def ok(self) -> bool:
+        return self.difference is not None and self.difference <= self.limit
+
+    def badness(self) -> float:
+        return math.inf if self.difference is None else self.difference
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The worst of each kind and step. Prints as a table."""
+
+    rows: tuple[Row, ...]
+    hint: str = ""
+    """What to do where they are not equal."""
+
+    @property
+    def ok(self) -> bool:
+        return all(row.ok for row in self.rows)
+
+    def __str__(self) -> str:
+        header = ("", "step", "difference", "limit", "failed", "worst")
+        lines = [header, *map(cells, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        padded = (map(str.ljust, line, widths) for line in lines)
+        table = "\n".join("  ".join(line).rstrip() for line in padded)
+        verdict = "equal" if self.ok else f"NOT EQUAL\n{self.hint}".rstrip()
+        return f"{table}\n{verdict}"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row of the table."""
+    difference = row.note if row.difference is None else f"{row.difference:.1e}"
+    limit = f"{row.limit:.0e}" if row.limit else "0"
+    step = "" if row.step is None else str(row.step)
+    return row.kind, step, difference, limit, f"{row.failed} of {row.compared}", row.name
+
+
+def worst(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """The worst of each kind and step, with the count of all: faults before numbers."""
+
+    def place(row: Row) -> tuple[int, int]:
+        return kinds.index(row.kind), -1 if row.step is None else row.step
+
+    found = []
+    for _, group in groupby(sorted(rows, key=place), key=place):
+        members = list(group)
+        failed = sum(not row.ok for row in members)
+        top = max(members, key=Row.badness)
+        found.append(replace(top, compared=len(members), failed=failed))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """What is compared, and how strictly."""
+
+    ranks: Sequence[Recording]
+    losses: Sequence[float]
+    """By step, as the scripts logged them."""
+    reference: Trace
+    parameters: Mapping[str, Parameter]
+    """Of the graph: which names are one tensor, which are buffers, which a state dict has."""
+    limit: float
+    updates: Sequence[Sequence[Tensors]] | None = None
+    """By rank and step, what the optimizer makes of the rank's own gradients. A parameter that
+    equals it is right, whatever the user's model has: an adaptive optimizer turns gradients that
+    are nothing but rounding into steps as long as any other, and no two programs round alike."""
+
+    def rows(self) -> Iterator[Row]:
+        yield from self.initial()
+        for step in range(len(self.reference.steps)):
+            yield from self.loss(step)
+            yield from self.gradients(step)
+            yield from self.states(step)
+        for step in range(len(self.reference.steps), len(self.losses)):
+            yield Row("loss", step, "loss", None, self.limit, "a step too many")
+
+    def initial(self) -> Iterator[Row]:
+        """First values are equal bit by bit."""
+        held = [rank.initial for rank in self.ranks]
+        for tensors in held:
+            for name, tensor in self.known(tensors):
+                yield measure("initial", None, name, tensor, self.reference.initial, 0.0)
+        yield from self.missing("initial", None, held, self.persistent())
+
+    def loss(self, step: int) -> Iterator[Row]:
+        if step >= len(self.losses):
+            yield Row("loss", step, "loss", None, self.limit, "not in metrics.jsonl")
+            return
+        found = torch.tensor(self.losses[step], dtype=torch.float64)
+        expected = torch.tensor(self.reference.losses[step], dtype=torch.float64)
+        yield measure("loss", step, "loss", found, {"loss": expected}, self.limit)
+
+    def gradients(self, step: int) -> Iterator[Row]:
+        """As the optimizer reads them; a parameter has one on some rank, or nowhere.
+
+        The limit shrinks with the largest of the step: small gradients are no excuse for errors.
+        """
+        expected = self.reference.steps[step].gradients
+        limit = self.limit * min(1.0, largest(expected.values()))
+        held = [rank.steps[step].gradients for rank in self.ranks if step < len(rank.steps)]
+        for tensors in held:
+            for name, tensor in tensors.items():
+                yield measure("gradient", step, name, tensor, expected, limit)
+        yield from self.missing("gradient", step, held, expected)
+
+    def states(self, step: int) -> Iterator[Row]:
+        """Parameters and buffers; a rank without an optimizer tells only the last."""
+        last = step == len(self.reference.steps) - 1
+        held = []
+        for index, rank in enumerate(self.ranks):
+            if step < len(rank.steps):
+                held.append(rank.steps[step].state)
+                updates = self.updates[index][step] if self.updates else {}
+                yield from self.state(step, rank.steps[step].state, updates)
+            elif not rank.steps:
+                held.append(rank.final)
+                yield from self.state(step, rank.final, {}) if last else ()
+        yield from self.missing("parameter", step, held, self.persistent())
+
+    def state(self, step: int, tensors: Tensors, updates: Tensors) -> Iterator[Row]:
+        expected, canonical = self.reference.steps[step].state, self.canonical()
+        redone = {canonical.get(name, name): tensor for name, tensor in updates.items()}
+        for name, tensor in self.known(tensors):
+            fqn = canonical.get(name, name)
+            buffer = fqn in self.parameters and self.parameters[fqn].buffer
+            kind: Kind = "buffer" if buffer else "parameter"
+            row = measure(kind, step, name, tensor, expected, self.limit)
+            if row.difference is not None and fqn in redone:
+                again = measure(kind, step, name, tensor, {name: redone[fqn]}, self.limit)
+                row = min(row, again, key=Row.badness)
+            yield row
+
+    def canonical(self) -> dict[str, str]:
+        """Each name of a tensor -> its first."""
+        return {n: p.fqn for p in self.parameters.values() for n in (p.fqn, *p.aliases)}
+
+    def persistent(self) -> list[str]:
+        """What a state dict has: some rank must hold it."""
+        return [p.fqn for p in self.parameters.values() if p.persistent]
+
+    def known(self, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+        """Those that the user's model could have: not the literals of its forward."""
+        literals = self.parameters.keys() - self.reference.initial.keys()
+        return ((name, tensor) for name, tensor in tensors.items() if name not in literals)
+
+    def missing(
+        self, kind: Kind, step: int | None, held: Sequence[Tensors], expected: Iterable[str]
+    ) -> Iterator[Row]:
+        """Tensors of the model that no rank has, under any of their names."""
+        canonical = self.canonical()
+        there = {canonical.get(name, name) for tensors in held for name in tensors}
+        for fqn in dict.fromkeys(canonical.get(name, name) for name in expected):
+            if fqn not in there:
+                yield Row(kind, step, fqn, None, self.limit, "on no rank")
+
+
+def largest(tensors: Iterable[Tensor]) -> float:
+    """The largest finite element of all."""
+    tops = (torch.where(t.isfinite(), t.abs(), 0.0).max().item() for t in tensors if t.numel())
+    return max(tops, default=0.0)
+
+
+def measure(
+    kind: Kind, step: int | None, name: str, found: Tensor, expected: Tensors, limit: float
+) -> Row:
+    """The difference of one tensor."""
+    if name not in expected:
+        return Row(kind, step, name, None, limit, "not in the model")
+    a, b = found, expected[name]
+    if a.shape != b.shape or a.dtype != b.dtype:
+        note = f"{a.dtype}{list(a.shape)}, the model's is {b.dtype}{list(b.shape)}"
+        return Row(kind, step, name, None, limit, note.replace("torch.", ""))
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    a, b = a.to(torch.float64), b.to(torch.float64)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, 0.0, (a - b).abs())
+    if not gap.isfinite().all():
+        return Row(kind, step, name, None, limit, "not finite on one side")
+    return Row(kind, step, name, largest([gap]) / max(1.0, largest([b])), limit)

@@ -1,0 +1,205 @@
+"""Proves emitted scripts: they run unmodified, the user's own model runs, and all is compared.
+
+A spec is compiled anew, for as many steps as are asked for, and its scripts run to their end. A
+folder's scripts run as they are, in a copy; after those steps they are stopped, and then there are
+no saved weights to check.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .. import pipeline
+from ..emit.write import write
+from ..errors import RunError
+from ..frontend.capture.build import build_model
+from ..frontend.capture.capture import capture
+from ..frontend.load import load
+from ..ir.graph import Graph
+from ..ir.spec import Spec
+from ..passes.segment import segment
+from . import observe
+from .compare import Compare, Comparison, Row, measure, worst
+from .data import microbatches, read_samples, samples_of_step, total_steps
+from .launch import ForkServer, run_forked, run_torchrun
+from .observe import Recording
+from .optimize import redo_updates
+from .reference import Trace, run_reference
+
+EXACT = 1e-10
+"""In float64. Measured differences are below 1e-13."""
+ROUNDED = 1e-5
+"""In float32. Ranks run the same kernels on the same microbatches as the reference, so that most
+differences are 0; what is summed in another order (a tied gradient, the norm) is off by a last bit.
+That much noise in every gradient grew within 6 steps to 4e-8 in losses, to 6e-7 of the largest
+gradient, and to 4e-6 in parameters, on all models of specs/ but one: in a ResNet it moved values
+over the kink of a ReLU, and the gradients were off by 1e-2 two steps later."""
+hint = "float32 rounds, and a ReLU can make much of it; `--exact` compares in float64"
+LONGEST_S = 24 * 3600.0
+"""A rank that waits for another is ended by the script's own timeout, long before."""
+cpu = {"CUDA_VISIBLE_DEVICES": ""}
+left_by_a_run = shutil.ignore_patterns("metrics.jsonl", "weights-rank*.pt", "__pycache__")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Scripts to run, and how far."""
+
+    spec: Spec
+    """That they are of."""
+    folder: Path
+    length: int
+    """Steps of the training."""
+    steps: int
+    """Those to compare."""
+    max_forwards: int | None
+    """After how many forwards each rank is stopped; None: it runs to its end."""
+
+
+def verify(
+    target: Path,
+    *,
+    steps: int | None = None,
+    exact: bool = False,
+    timeout_s: float = LONGEST_S,
+    fork_server: ForkServer | None = None,
+) -> Comparison:
+    """Compare `steps` steps, all by default, of a spec's scripts or of a folder's.
+
+    `exact` compiles the spec, or the folder's, for float64 and allows next to no difference. The
+    scripts run on the CPU, under torchrun, or from the fork server if there is one. Raises RunError
+    where they fail, other PpcErrors where the spec or the model does.
+    """
+    with tempfile.TemporaryDirectory(prefix="ppc-verify-") as scratch:
+        job = prepare(target, steps, Path(scratch, "scripts"), exact=exact)
+        graph = segment(capture(job.spec))
+        reference = run_reference(job.spec, graph, job.steps)
+        ranks = run(job, Path(scratch, "recordings"), timeout_s, fork_server)
+        exactly = job.spec.train.precision == "fp64"
+        redone = [redo_updates(rank, job.spec.train, job.length) for rank in ranks]
+        compare = Compare(
+            ranks=ranks,
+            losses=read_losses(job.folder),
+            reference=reference,
+            parameters=graph.parameters,
+            limit=EXACT if exactly else ROUNDED,
+            updates=None if exactly else redone,
+        )
+        saved = () if job.max_forwards else check_saved(job, ranks, graph)
+        rows = worst([*check_recipes(graph, reference), *compare.rows(), *saved])
+        return Comparison(rows, hint="" if exactly else hint)
+
+
+def prepare(target: Path, steps: int | None, folder: Path, *, exact: bool) -> Job:
+    """Put the scripts into the folder."""
+    spec = load(spec_of(target) if target.is_dir() else target)
+    if exact:
+        spec = replace(spec, train=replace(spec.train, precision="fp64"))
+    samples = read_samples(spec).count
+    length = total_steps(spec, samples)
+    compared = min(steps or length, length)
+    if target.is_dir() and not exact:
+        shutil.copytree(target, folder, ignore=left_by_a_run)
+        forwards = count_forwards(spec, samples, compared) if compared < length else None
+        return Job(spec, folder, length, compared, forwards)
+    if compared < length:
+        spec = replace(spec, train=replace(spec.train, steps=compared, epochs=None))
+    write(pipeline.compile(spec), folder)
+    return Job(spec, folder, compared, compared, None)
+
+
+def spec_of(folder: Path) -> Path:
+    """The spec that a folder of scripts was compiled from, by its manifest."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        spec, digest = Path(manifest["spec"]), manifest["spec_sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "ppc compile SPEC writes a folder that has one"
+        raise RunError(f"{folder} has no manifest.json that names its spec", hint=hint) from error
+    if not spec.is_file():
+        message = f"{folder} was compiled from {spec}, which is not there"
+        raise RunError(message, hint="run ppc verify in the folder that ppc compile ran in")
+    if hashlib.sha256(spec.read_bytes()).hexdigest() != digest:
+        message = f"{spec} has changed since {folder} was compiled from it"
+        raise RunError(message, hint=f"ppc compile {spec} -o {folder}")
+    return spec
+
+
+def count_forwards(spec: Spec, samples: int, steps: int) -> int:
+    """How often a stage runs forward in these steps: once for each microbatch that has samples."""
+    count = spec.parallel.microbatches
+    taken = (samples_of_step(spec, samples, step) for step in range(steps))
+    return sum(len(microbatches(numbers, count)) for numbers in taken)
+
+
+def run(
+    job: Job, recordings: Path, timeout_s: float, fork_server: ForkServer | None
+) -> tuple[Recording, ...]:
+    """Run the scripts under observation; what each rank did."""
+    world_size = job.spec.parallel.pipeline * job.spec.parallel.data
+    wrapper = observe.wrapper(recordings, job.max_forwards)
+    if fork_server is None:
+        result = run_torchrun(
+            job.folder, world_size, timeout_s=timeout_s, wrapper=wrapper, environment=cpu
+        )
+    else:
+        result = run_forked(
+            job.folder, world_size, timeout_s=timeout_s, server=fork_server,
+            wrapper=wrapper, environment=cpu,
+        )  # fmt: skip
+    result.check()
+    return observe.read(recordings, world_size)
+
+
+def read_losses(folder: Path) -> list[float]:
+    """The losses that the scripts logged, a line each step."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [float(json.loads(line)["loss"]) for line in lines]
+
+
+def check_recipes(graph: Graph, reference: Trace) -> Iterator[Row]:
+    """Whether the recorded initialisation is that of the user's model."""
+    for fqn in graph.parameters:
+        note = reference.untrue.get(fqn, "")
+        yield Row("recipe", None, fqn, None if note else 0.0, 0.0, note)
+
+
+def check_saved(job: Job, ranks: Sequence[Recording], graph: Graph) -> Iterator[Row]:
+    """Whether the saved weights are those after the last step, and the user's model takes them."""
+    canonical = {n: p.fqn for p in graph.parameters.values() for n in (p.fqn, *p.aliases)}
+    last: dict[str, Tensor] = {}
+    for rank in ranks:
+        state = rank.steps[-1].state if rank.steps else rank.final
+        last |= {canonical.get(name, name): tensor for name, tensor in state.items()}
+    union: dict[str, Tensor] = {}
+    for rank in ranks:
+        path = job.folder / f"weights-rank{rank.rank}.pt"
+        if not path.exists():
+            yield Row("saved", None, path.name, None, 0.0, "not written")
+            continue
+        for name, tensor in torch.load(path, weights_only=True, map_location="cpu").items():
+            fqn = canonical.get(name, name)
+            expected = {name: last[fqn]} if fqn in last else {}
+            yield measure("saved", None, name, tensor, expected, 0.0)
+            union[name] = tensor
+    yield load_strictly(job.spec, union)
+
+
+def load_strictly(spec: Spec, weights: Mapping[str, Tensor]) -> Row:
+    """Whether the user's model takes just these."""
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(spec)
+    try:
+        model.load_state_dict(weights, strict=True)
+    except RuntimeError as error:
+        words = " ".join(str(error).split())
+        return Row("saved", None, "all", None, 0.0, words)
+    return Row("saved", None, "all", 0.0, 0.0)

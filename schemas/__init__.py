@@ -1,0 +1,1 @@
+"""The schema of the language, as package data."""

@@ -1,0 +1,1 @@
+"""Example specs; `ppc init` writes the first of them, as package data."""

@@ -1,0 +1,1 @@
+"""The templates of emitted scripts, as package data."""

@@ -1,0 +1,163 @@
+"""The command line: what it prints, its exit codes, and that it stays light."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ppc import cli
+from ppc.errors import InternalError
+
+root = Path(__file__).parent.parent
+quickstart = root / "specs/quickstart.yaml"
+
+
+@pytest.fixture
+def ppc(tmp_path, monkeypatch):
+    """Runs a command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(cli.app, [str(a) for a in arguments])
+
+
+def test_check_prints_what_it_understood(ppc):
+    done = ppc("check", quickstart)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        f"{quickstart}: ok",
+        "quickstart: models/gpt.py:build, 200 steps of 32 samples from text, adamw, fp32",
+        "pipeline 2 x data 1 on 2 cpu, 1f1b, microbatches 8",
+    ]
+
+
+def test_check_in_json(ppc):
+    answer = json.loads(ppc("check", quickstart, "--json").stdout)
+    assert answer["ok"] is True
+    assert answer["spec"]["train"]["steps"] == 200
+    assert "locations" not in answer["spec"]
+
+
+def test_complaints_are_red_text_and_exit_code_1(ppc, tmp_path):
+    (tmp_path / "s.yaml").write_text("model: 1\ncluster: {devices_per_node: 1, device: h10}\n")
+    done = ppc("check", "s.yaml")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "s.yaml: the spec needs data",
+        'hint: data: {source: text, files: "{stdlib}/*.py", sequence: 128}',
+        "s.yaml:1:1: model is 1, not a mapping",
+        "s.yaml:2:32: cluster.device is 'h10', not cpu, v100, a100, h100 or h200",
+        "hint: did you mean h100?",
+    ]
+    colored = CliRunner().invoke(cli.app, ["check", "s.yaml"], color=True)
+    assert "\x1b[31ms.yaml: the spec needs data\x1b[0m" in colored.stderr
+
+
+def test_complaints_in_json(ppc, tmp_path):
+    ppc("init", "s")
+    (tmp_path / "s.yaml").write_text(quickstart.read_text().replace("steps: 200", "steps: no"))
+    done = ppc("check", "s.yaml", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["ok"]) == (1, False)
+    assert answer["complaints"][0]["message"] == "train.steps is 'no', not a whole number"
+    assert answer["complaints"][0]["line"] == 18
+
+
+def test_one_complaint_in_json_without_a_place_in_the_file(ppc):
+    answer = json.loads(ppc("check", "none.yaml", "--json").stdout)
+    assert answer["complaints"] == [
+        {
+            "file": "none.yaml",
+            "line": None,
+            "column": None,
+            "message": "cannot be read: no such file or directory",
+            "hint": None,
+        }
+    ]
+
+
+def test_a_bug_keeps_its_traceback(ppc, monkeypatch):
+    for error in (InternalError("0F1 twice", "order", "plan", "grid"), KeyError("x")):
+
+        def fail(_, error=error):
+            raise error
+
+        monkeypatch.setattr("ppc.frontend.load.load", fail)
+        done = ppc("check", quickstart)
+        assert done.exit_code == 70
+        assert "Traceback" in done.stderr
+        assert "bug of ppc" in done.stderr
+        assert str(error) in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["check"], ["nonsense"], ["show", "x.yaml"], ["init", "a/b"]]
+)
+def test_wrong_usage(ppc, arguments):
+    assert ppc(*arguments).exit_code == 2
+
+
+def test_version_and_help(ppc):
+    assert ppc("--version").stdout == "ppc 0.1.0\n"
+    for arguments in ([], ["-h"], ["compile", "--help"]):
+        assert "ppc" in ppc(*arguments).output or "Usage" in ppc(*arguments).output
+
+
+def test_init_writes_the_quickstart(ppc, tmp_path):
+    """The starter is specs/quickstart.yaml with its model, byte for byte."""
+    assert ppc("init").exit_code == 0
+    for name in ("quickstart.yaml", "models/gpt.py"):
+        assert (tmp_path / name).read_bytes() == (root / "specs" / name).read_bytes()
+    assert ppc("check", "quickstart.yaml").exit_code == 0
+
+
+def test_init_takes_a_name(ppc, tmp_path):
+    assert ppc("init", "mine").exit_code == 0
+    assert ppc("init", "other.yaml").exit_code == 0  # models/gpt.py is there, and the same
+    assert "name: mine\n" in (tmp_path / "mine.yaml").read_text()
+    assert ppc("check", "other.yaml").stdout.startswith("other.yaml: ok\nother: ")
+
+
+def test_init_never_overwrites(ppc, tmp_path):
+    (tmp_path / "quickstart.yaml").write_text("mine")
+    done = ppc("init")
+    assert done.exit_code == 1
+    assert "quickstart.yaml exists and is left as it is" in done.stderr
+    assert (tmp_path / "quickstart.yaml").read_text() == "mine"
+    assert not (tmp_path / "models").exists()
+
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/gpt.py").write_bytes(b"\xff mine")
+    assert ppc("init", "other").exit_code == 1
+    assert not (tmp_path / "other.yaml").exists()
+
+
+def test_init_where_nothing_can_be_written(ppc, tmp_path):
+    (tmp_path / "models").write_text("a file")
+    done = ppc("init")
+    assert (done.exit_code, "cannot be written" in done.stderr) == (1, True)
+
+
+def test_light(tmp_path):
+    """`ppc check` and `import ppc` load neither torch nor what belongs to later phases."""
+    code = (
+        "import sys\n"
+        "import ppc\n"
+        "assert 'typer' not in sys.modules and 'ruamel' not in sys.modules\n"
+        "assert ppc.load(sys.argv[1]).name == 'quickstart'\n"
+        "from ppc.cli import app\n"
+        "try: app(['check', sys.argv[1]])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "loaded = {'torch', 'numpy', 'jinja2'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code, quickstart], cwd=tmp_path, check=True)
+
+
+def test_public_names():
+    import ppc
+
+    assert set(ppc.__all__) == {"PpcError", "__version__", "compile", "load", "write"}
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        _ = ppc.lode

@@ -1,0 +1,304 @@
+"""Every kind of fault is seen and named; equal runs pass."""
+
+import copy
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from ppc.ir.graph import Parameter, TensorMeta
+from ppc.ir.spec import AdamW, Train
+from ppc.run.compare import Compare, Comparison, worst
+from ppc.run.observe import Recording, Step
+from ppc.run.optimize import redo_updates
+from ppc.run.reference import Trace
+
+pytestmark = pytest.mark.torch
+
+LIMIT = 1e-5
+
+
+def parameter(name, *aliases, **options):
+    return Parameter(
+        name, TensorMeta((3,), "float32", requires_grad=True), aliases=aliases, **options
+    )
+
+
+parameters = {
+    p.fqn: p
+    for p in (
+        parameter("embed", "head"),
+        parameter("up"),
+        parameter("frozen"),
+        parameter("mean", buffer=True),
+        parameter("mask", buffer=True, persistent=False),
+        parameter("lifted_tensor_0", buffer=True, persistent=False),
+    )
+}
+
+
+def tensors(*names, plus=0.0):
+    return {name: torch.arange(3.0) + len(name) + plus for name in names}
+
+
+def job():
+    """Two ranks that hold a tied tensor under a name each, and the reference that they equal."""
+    first, second = ("embed", "frozen", "mask"), ("head", "up", "mean", "lifted_tensor_0")
+    everything = tensors("embed", "head", "up", "frozen", "mean", "mask")
+    everything["head"] = everything["embed"]
+
+    def state(names, plus):
+        return {n: everything.get(n, torch.zeros(2)) + plus for n in names}
+
+    def gradients(*names):
+        return {n: everything[n] / 10 for n in names}
+
+    def steps(trained, held):
+        return tuple(Step(gradients(*trained), state(held, plus)) for plus in (1, 2))
+
+    ranks = [
+        Recording(0, state(first, 0), steps(["embed"], first), {}),
+        Recording(1, state(second, 0), steps(["head", "up"], second), {}),
+    ]
+    expected = steps(["embed", "head", "up"], everything)
+    return copy.deepcopy((ranks, [2.5, 2.25], Trace(everything, (2.5, 2.25), expected, {})))
+
+
+def compare(ranks, losses, reference, **options):
+    compared = Compare(
+        ranks=ranks,
+        losses=losses,
+        reference=reference,
+        parameters=parameters,
+        limit=LIMIT,
+        **options,
+    )
+    return Comparison(worst(compared.rows()))
+
+
+def failures(comparison):
+    assert comparison.ok == (not [row for row in comparison.rows if not row.ok])
+    return {(row.kind, row.step, row.name, row.note) for row in comparison.rows if not row.ok}
+
+
+def test_equal_runs_are_equal():
+    comparison = compare(*job())
+    assert failures(comparison) == set()
+    found = {(row.kind, row.step): row.compared for row in comparison.rows}
+    assert found == {
+        ("initial", None): 6,
+        ("loss", 0): 1,
+        ("gradient", 0): 3,
+        ("parameter", 0): 4,
+        ("buffer", 0): 2,
+        ("loss", 1): 1,
+        ("gradient", 1): 3,
+        ("parameter", 1): 4,
+        ("buffer", 1): 2,
+    }
+    assert {row.difference for row in comparison.rows} == {0.0}
+
+
+def test_the_difference_is_relative_to_large_values_only():
+    ranks, losses, reference = job()
+    reference.steps[0].gradients["up"][2] = 400.0
+    ranks[1].steps[0].gradients["up"][2] = 400.2
+    losses[1] += 0.25
+    comparison = compare(ranks, losses, reference)
+    found = {(row.kind, row.step): row.difference for row in comparison.rows}
+    assert found["gradient", 0] == pytest.approx(0.2 / 400, rel=1e-4)
+    assert found["loss", 1] == pytest.approx(0.25 / 2.25)
+
+
+def test_small_gradients_are_compared_more_strictly():
+    ranks, losses, reference = job()
+    for step in (*reference.steps, *ranks[0].steps, *ranks[1].steps):
+        for gradient in step.gradients.values():
+            gradient *= 1e-6
+    assert compare(ranks, losses, reference).ok
+    ranks[1].steps[0].gradients["up"] *= 1.01
+    assert failures(compare(ranks, losses, reference)) == {("gradient", 0, "up", "")}
+
+
+@pytest.mark.parametrize("kind", ["gradient", "parameter", "buffer"])
+def test_a_tensor_that_is_off_is_named(kind):
+    ranks, losses, reference = job()
+    name = "mean" if kind == "buffer" else "head"
+    step = ranks[1].steps[1]
+    (step.gradients if kind == "gradient" else step.state)[name][1] *= 1.01
+    assert failures(compare(ranks, losses, reference)) == {(kind, 1, name, "")}
+
+
+def test_first_values_must_be_equal_bit_by_bit():
+    ranks, losses, reference = job()
+    ranks[0].initial["frozen"][0] = torch.nextafter(
+        ranks[0].initial["frozen"][0], torch.tensor(99.0)
+    )
+    assert failures(compare(ranks, losses, reference)) == {("initial", None, "frozen", "")}
+
+
+def test_a_loss_that_is_missing_or_too_many_is_seen():
+    ranks, losses, reference = job()
+    too_many = {("loss", 2, "loss", "a step too many")}
+    assert failures(compare(ranks, [*losses, 1.0], reference)) == too_many
+    missing = {("loss", 1, "loss", "not in metrics.jsonl")}
+    assert failures(compare(ranks, losses[:1], reference)) == missing
+
+
+def test_a_gradient_that_no_rank_has_is_seen_and_so_is_one_too_many():
+    ranks, losses, reference = job()
+    del ranks[1].steps[0].gradients["up"]
+    ranks[0].steps[1].gradients["frozen"] = torch.zeros(3)
+    assert failures(compare(ranks, losses, reference)) == {
+        ("gradient", 0, "up", "on no rank"),
+        ("gradient", 1, "frozen", "not in the model"),
+    }
+
+
+def test_a_tied_gradient_is_there_under_any_of_its_names():
+    ranks, losses, reference = job()
+    del ranks[0].steps[0].gradients["embed"]
+    assert compare(ranks, losses, reference).ok
+    del ranks[1].steps[0].gradients["head"]
+    assert failures(compare(ranks, losses, reference)) == {("gradient", 0, "embed", "on no rank")}
+
+
+def test_each_name_of_a_tied_tensor_is_compared():
+    for rank, name in ((0, "embed"), (1, "head")):
+        ranks, losses, reference = job()
+        ranks[rank].steps[0].state[name] += 1
+        assert failures(compare(ranks, losses, reference)) == {("parameter", 0, name, "")}
+
+
+def test_a_tensor_that_no_rank_holds_is_seen_but_a_mask_may_be_left_out():
+    for name, expected in (("mask", set()), ("up", {"up"}), ("mean", {"mean"})):
+        ranks, losses, reference = job()
+        for rank in ranks:
+            for held in (rank.initial, *(step.state for step in rank.steps)):
+                held.pop(name, None)
+        found = failures(compare(ranks, losses, reference))
+        assert {name for kind, _, name, _ in found if kind != "gradient"} == expected
+
+
+def test_a_tensor_that_the_model_has_not_is_seen():
+    ranks, losses, reference = job()
+    ranks[0].steps[0].state["other"] = torch.zeros(1)
+    found = failures(compare(ranks, losses, reference))
+    assert found == {("parameter", 0, "other", "not in the model")}
+
+
+def test_nan_on_one_side_only_is_a_fault():
+    ranks, losses, reference = job()
+    ranks[1].steps[0].gradients["up"][0] = float("nan")
+    expected = {("gradient", 0, "up", "not finite on one side")}
+    assert failures(compare(ranks, losses, reference)) == expected
+    reference.steps[0].gradients["up"][0] = float("nan")
+    assert compare(ranks, losses, reference).ok
+    reference.steps[0].gradients["up"][0] = 0.0
+    ranks[1].steps[0].gradients["up"][0] = float("inf")
+    assert failures(compare(ranks, losses, reference)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "note"),
+    [
+        (torch.zeros(2, 3), "float32[2, 3], the model's is float32[3]"),
+        (torch.zeros(3, dtype=torch.float64), "float64[3], the model's is float32[3]"),
+    ],
+)
+def test_another_shape_or_dtype_is_a_fault(changed, note):
+    ranks, losses, reference = job()
+    ranks[1].steps[0].state["up"] = changed
+    assert failures(compare(ranks, losses, reference)) == {("parameter", 0, "up", note)}
+
+
+def test_a_rank_without_an_optimizer_is_compared_at_the_end():
+    ranks, losses, reference = job()
+    frozen = {"frozen": reference.initial["frozen"].clone()}
+    for step in ranks[0].steps:
+        del step.state["frozen"]
+    for step in reference.steps:
+        step.state["frozen"].copy_(frozen["frozen"])
+    ranks.append(Recording(2, frozen, (), copy.deepcopy(frozen)))
+    assert compare(ranks, losses, reference).ok
+    ranks[2].final["frozen"] += 1
+    assert failures(compare(ranks, losses, reference)) == {("parameter", 1, "frozen", "")}
+
+
+def test_a_missing_step_is_seen():
+    ranks, losses, reference = job()
+    ranks[1] = replace(ranks[1], steps=ranks[1].steps[:1])
+    found = failures(compare(ranks, losses, reference))
+    assert ("gradient", 1, "up", "on no rank") in found
+    assert ("parameter", 1, "up", "on no rank") in found
+
+
+def noisy_job(script_rounding, reference_rounding):
+    """One rank and AdamW; one element's gradient is nothing but rounding, which differs."""
+    train = Train(optimizer=AdamW(lr=0.01))
+    initial = {"up": torch.ones(3)}
+
+    def recording(rounding):
+        gradients = {"up": torch.tensor([0.5, -0.5, rounding])}
+        steps = tuple(Step(gradients, {}) for _ in range(2))
+        bare = Recording(0, initial, steps, {})
+        states = redo_updates(bare, train, 2)
+        return replace(
+            bare, steps=tuple(Step(gradients, state) for state in states)
+        )  # fmt: skip
+
+    found, expected = recording(script_rounding), recording(reference_rounding)
+    trace = Trace(initial, (1.0, 1.0), expected.steps, {})
+    return found, trace, train
+
+
+def compare_noisy(found, trace, train):
+    compared = Compare(
+        ranks=[found],
+        losses=[1.0, 1.0],
+        reference=trace,
+        parameters={"up": parameter("up")},
+        limit=LIMIT,
+        updates=[redo_updates(found, train, 2)] if train else None,
+    )
+    return failures(Comparison(worst(compared.rows())))
+
+
+def test_a_step_of_adam_that_only_rounding_chose_is_no_fault():
+    found, trace, train = noisy_job(1e-6, -1e-6)
+    assert compare_noisy(found, trace, None) == {
+        ("parameter", 0, "up", ""),
+        ("parameter", 1, "up", ""),
+    }
+    assert compare_noisy(found, trace, train) == set()
+
+
+def test_a_parameter_that_equals_the_models_is_right_whatever_its_gradients_make():
+    found, trace, train = noisy_job(1e-6, 1e-6)
+    redone = [redo_updates(found, train, 2)]
+    for state in redone[0]:
+        state["up"] += 1
+    compared = Compare([found], [1.0, 1.0], trace, {"up": parameter("up")}, LIMIT, redone)
+    assert all(row.ok for row in compared.rows())
+
+
+def test_a_wrong_update_is_a_fault_all_the_same():
+    found, trace, train = noisy_job(1e-6, -1e-6)
+    found.steps[1].state["up"][0] += 0.001
+    assert compare_noisy(found, trace, train) == {("parameter", 1, "up", "")}
+
+
+def test_prints_as_a_table_and_as_json():
+    ranks, losses, reference = job()
+    ranks[1].steps[1].gradients["up"] *= 1.01
+    del losses[1]
+    comparison = compare(ranks, losses, reference)
+    lines = str(comparison).splitlines()
+    assert lines[0].split() == ["step", "difference", "limit", "failed", "worst"]
+    assert lines[-1] == "NOT EQUAL"
+    assert "gradient   1     4.0e-03               7e-06  1 of 3  up" in lines
+    assert "loss       1     not in metrics.jsonl  1e-05  1 of 1  loss" in lines
+    plain = json.loads(json.dumps(asdict(comparison), allow_nan=False))
+    assert plain["rows"][0]["kind"] == "initial"
+    assert str(compare(*job())).endswith("equal")

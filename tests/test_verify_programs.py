@@ -1,0 +1,325 @@
+"""Programs that break a promise are refused, naming rank and instruction.
+
+The mutations are what a wrong pass would do: leave out, repeat, exchange or misaddress one thing.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import kinds, make_pipeline, meta, pipelines
+
+from ppc.analysis.invariants.program import verify_programs
+from ppc.errors import InternalError
+from ppc.ir.graph import TensorMeta
+from ppc.ir.program import (
+    Collective,
+    Compute,
+    Flush,
+    Log,
+    Loop,
+    Microbatch,
+    Post,
+    Save,
+    Send,
+    Update,
+    Wait,
+)
+from ppc.ir.schedule import Action, Kind
+from ppc.ir.unit import Held
+from ppc.passes.roll import roll
+
+moves = Compute | Send | Wait
+addressed = {Compute, Send, Wait, Post, Flush}
+
+
+def with_step(program, step):
+    return replace(program, actions=(Loop("STEPS", tuple(step)), Save()))
+
+
+def step_of(program):
+    return program.actions[0].body
+
+
+def changed(programs, rank, step):
+    return tuple(with_step(p, step) if p.rank == rank else p for p in programs)
+
+
+def refused(programs, pipeline, message=""):
+    with pytest.raises(InternalError) as error:
+        verify_programs(programs, pipeline.plan, pipeline.units)
+    assert message in str(error.value)
+
+
+def renumbered(action, microbatch):
+    if isinstance(action, Compute):
+        moved = replace(action.action, microbatch=microbatch)
+        return Compute(moved, Microbatch(microbatch))
+    return replace(action, microbatch=Microbatch(microbatch))
+
+
+@st.composite
+def readdressed(draw, action, program, microbatches):
+    """The same instruction for another microbatch, edge, stage or kind of compute."""
+    edges = [edge.name for edge in program.edges] + ["activations 7->8"]
+    choices = []
+    if isinstance(action, moves):
+        number = st.integers(-1, microbatches).filter(lambda m: m != action.microbatch.offset)
+        choices.append(renumbered(action, draw(number)))
+    if isinstance(action, Compute):
+        stage = draw(st.integers(0, 6).filter(lambda s: s != action.action.stage))
+        kind = "B" if action.action.kind == "F" else "F"
+        choices.append(replace(action, action=replace(action.action, stage=stage)))
+        choices.append(replace(action, action=replace(action.action, kind=kind)))
+    else:
+        name = draw(st.sampled_from(edges).filter(lambda name: name != action.edge))
+        choices.append(replace(action, edge=name))
+    return draw(st.sampled_from(choices))
+
+
+@settings(max_examples=300)
+@given(data=st.data(), pipeline=pipelines(), kind=kinds)
+def test_dropped_duplicated_and_readdressed_instructions_are_refused(data, pipeline, kind):
+    programs = pipeline.programs(kind)
+    program = data.draw(st.sampled_from(programs))
+    step = step_of(program)
+    of = data.draw(st.sampled_from(sorted({type(a) for a in step} & addressed, key=str)))
+    place = data.draw(st.sampled_from([i for i, a in enumerate(step) if type(a) is of]))
+    how = data.draw(st.sampled_from(["drop", "duplicate", "readdress"]))
+    new = list(step)
+    if how == "drop":
+        del new[place]
+    elif how == "duplicate":
+        new.insert(data.draw(st.integers(place, len(step))), step[place])
+    else:
+        action = readdressed(step[place], program, pipeline.plan.microbatches)
+        new[place] = data.draw(action)
+    refused(changed(programs, program.rank, new), pipeline)
+
+
+@settings(max_examples=300)
+@given(data=st.data(), pipeline=pipelines(min_stages=2, frozen=False), kind=kinds)
+def test_exchanged_instructions_are_refused(data, pipeline, kind):
+    """Two computes, two sends or two waits; sends and waits of one microbatch may come in any
+    order."""
+    programs = pipeline.programs(kind)
+    program = data.draw(st.sampled_from(programs))
+    step = list(step_of(program))
+    of = data.draw(st.sampled_from([Compute, Send, Wait]))
+    places = [i for i, action in enumerate(step) if isinstance(action, of)]
+    one = data.draw(st.sampled_from(places))
+    others = [i for i in places if step[i].microbatch != step[one].microbatch or of is Compute]
+    others = [i for i in others if i != one]
+    if not others:
+        return
+    other = data.draw(st.sampled_from(others))
+    step[one], step[other] = step[other], step[one]
+    refused(changed(programs, program.rank, step), pipeline)
+
+
+@given(data=st.data(), pipeline=pipelines(), kind=kinds)
+def test_wrong_loops_are_refused(data, pipeline, kind):
+    programs = roll(pipeline.programs(kind))
+    program = data.draw(st.sampled_from(programs))
+    step = list(step_of(program))
+    places = [i for i, action in enumerate(step) if isinstance(action, Loop)]
+    if not places:
+        return
+    place = data.draw(st.sampled_from(places))
+    loop = step[place]
+    first = next(i for i, action in enumerate(loop.body) if isinstance(action, Compute))
+    stride = replace(loop.body[first], microbatch=replace(loop.body[first].microbatch, stride=2))
+    step[place] = data.draw(
+        st.sampled_from(
+            [
+                replace(loop, count=loop.count - 1),
+                replace(loop, count=loop.count + 1),
+                replace(loop, count="STEPS"),
+                replace(loop, body=(*loop.body[:first], stride, *loop.body[first + 1 :])),
+            ]
+        )
+    )
+    refused(changed(programs, program.rank, step), pipeline)
+
+
+tied = (
+    Held("a", "a", (), (0, 2), trainable=True),
+    Held("b", "b", (), (0, 2), trainable=True),
+    Held("c", "c", (), (0, 1, 2), trainable=True),
+)
+three = make_pipeline(3, 4, skips=((0, 2),), tied=tied, clip=True)
+programs = three.programs("1f1b")
+norm = Collective("all_reduce", "norm", (0, 1, 2))
+sum_a = Collective("all_reduce", "gradient of a", (0, 2))
+update = Update(clip=True)
+
+
+def replaced(rank, old, *new):
+    step = [b for a in step_of(programs[rank]) for b in (new if a == old else (a,))]
+    return changed(programs, rank, step)
+
+
+def test_the_example_is_good():
+    verify_programs(programs, three.plan, three.units)
+
+
+ends = {
+    "rank 0, Collective all_reduce norm (0, 1, 2): it is missing": replaced(0, norm),
+    "rank 2, Collective all_reduce gradient of a (0, 2): it is missing": replaced(2, sum_a),
+    "rank 1: a step has 0 updates": replaced(1, update),
+    "rank 2: a step has 2 updates": replaced(2, Log(), update),
+    "rank 2, Log: it is missing": replaced(2, Log()),
+    "gradient of a (0, 2): it runs twice": replaced(0, sum_a, sum_a, sum_a),
+    "rank 1, Collective all_reduce gradient of a (0, 2): nothing": replaced(1, norm, sum_a, norm),
+    "norm (0, 1): nothing": replaced(0, norm, replace(norm, group=(0, 1))),
+    "rank 0, Log: nothing": replaced(0, update, Log(), update),
+    "norm (0, 1, 2): nothing at the end": replaced(0, update, Update(clip=False)),
+}
+
+
+@pytest.mark.parametrize("message", ends)
+def test_the_end_of_the_step(message):
+    refused(ends[message], three, message)
+
+
+def test_sums_come_after_the_last_transfer_and_before_the_norm():
+    step = list(step_of(programs[0]))
+    step.remove(sum_a)
+    refused(changed(programs, 0, [sum_a, *step]), three, "it comes before the last transfer")
+    at = step.index(norm)
+    refused(changed(programs, 0, [*step[: at + 1], sum_a, *step[at + 1 :]]), three, "this order")
+
+
+def test_sums_in_another_order_on_one_rank_deadlock():
+    sum_b = replace(sum_a, value="gradient of b")
+    step = list(step_of(programs[2]))
+    one, other = step.index(sum_a), step.index(sum_b)
+    step[one], step[other] = sum_b, sum_a
+    refused(changed(programs, 2, step), three, "deadlock: rank 0 waits at Collective all_reduce")
+
+
+first = Send("activations 0->1", Microbatch(0))
+flush = Flush("activations 0->1")
+taken = Wait("activations 0->1", Microbatch(0))
+back = Flush("gradients 1->0")
+post = Post("activations 0->1")
+f0 = Compute(Action(0, Kind.F, 0), Microbatch(0))
+b0 = Compute(Action(0, Kind.B, 0), Microbatch(0))
+w0 = Compute(Action(0, Kind.W, 0), Microbatch(0))
+f4 = Compute(Action(0, Kind.F, 4), Microbatch(4))
+other_stage = Compute(Action(1, Kind.F, 0), Microbatch(0))
+other_action = Compute(Action(0, Kind.F, 1), Microbatch(0))
+faults = {
+    "rank 0: activations 0->1 moves microbatches [1, 2, 3]": replaced(0, first),
+    "rank 0, Send activations 0->1 0: the message is sent twice": replaced(0, first, first, first),
+    "rank 0, Send activations 0->1 0: what it sends is not computed": replaced(0, f0, first, f0),
+    "Send activations 0->1 0: what it sends is not computed": replaced(0, f0),
+    "0->1 0: the edge is flushed already": changed(programs, 0, [flush, *step_of(programs[0])]),
+    "rank 0: activations 0->1 is not flushed": replaced(0, flush),
+    "rank 0, Flush activations 0->1: the edge is flushed twice": replaced(0, flush, flush, flush),
+    "rank 1, 1F(0): its message on activations 0->1 is not waited for": replaced(1, taken),
+    "Wait activations 0->1 0: 0 receives are posted by then, not 2": replaced(1, post),
+    "activations 0->1: 6 receives are posted, not 5": replaced(1, back, post, back),
+    "Wait activations 0->1 0: the message is taken twice": replaced(1, taken, taken, post, taken),
+    "rank 1, Send activations 0->1 0: this end of the edge is not here": replaced(1, taken, first),
+    "rank 0, 0F(0): it runs twice": replaced(0, f0, f0, f0),
+    "rank 0, 0B(0): it comes before its F": replaced(0, f0, b0),
+    "rank 0, 0F(4): this rank has no such stage or microbatch": replaced(0, f0, f4),
+    "rank 0, 1F(0): this rank has no such stage or microbatch": replaced(0, f0, other_stage),
+    "rank 0, 0F(0): the action is 0F1": replaced(0, f0, other_action),
+    "is neither forward nor backward": replaced(0, f0, f0, w0),
+    "a loop in a step runs its body a number": replaced(0, f0, Loop("STEPS", (f0,))),
+}
+
+
+@pytest.mark.parametrize("message", faults)
+def test_computes_and_messages(message):
+    refused(faults[message], three, message)
+
+
+def test_a_missing_compute_is_named():
+    lone = make_pipeline(1, 1)
+    (program,) = lone.programs("gpipe")
+    step = [action for action in step_of(program) if action != b0]
+    refused((with_step(program, step),), lone, "rank 0: 0B(0) is missing")
+
+
+def test_a_group_that_no_rank_makes():
+    lone = make_pipeline(3, 1, tied=(tied[0],))
+    wrong = tuple(replace(p, groups=p.groups[:-1]) for p in lone.programs("gpipe"))
+    refused(
+        wrong, lone, "rank 0, Collective all_reduce gradient of a (0, 2): there is no such group"
+    )
+
+
+def edge_changed(rank, name, **changes):
+    def change(program):
+        edges = tuple(replace(e, **changes) if e.name == name else e for e in program.edges)
+        return replace(program, edges=edges)
+
+    return tuple(change(p) if rank in (p.rank, None) else p for p in programs)
+
+
+@pytest.mark.parametrize(
+    ("rank", "changes", "message"),
+    [
+        (1, {"values": (("x01", TensorMeta((4, 8), "float32")),)}, "differs from its other end"),
+        (0, {"window": 7}, "rank 1: activations 0->1 differs from its other end"),
+        (None, {"values": (("x01", replace(meta, dtype="float64")),)}, "the units send"),
+        (None, {"values": ()}, "rank 0: activations 0->1 holds ()"),
+        (None, {"window": 0}, "window 0"),
+        (None, {"ahead": 0}, "ahead 0"),
+        (None, {"ahead": 2}, "2 receives are posted by then, not 3"),
+        (None, {"kind": "gradients"}, "no further edge activations 0->1"),
+        (None, {"target": 2}, "rank 0: its edges are not in the order of the groups"),
+    ],
+)
+def test_edges(rank, changes, message):
+    refused(edge_changed(rank, "activations 0->1", **changes), three, message)
+
+
+def change(at, **changes):
+    return tuple(replace(p, **changes) if p.rank == at else p for p in programs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (change(1, live=3), "rank 1: 2 microbatches are live at once, 3 are declared"),
+        (change(1, stages=(2,)), "rank 1: it has stages (2,), not (1,)"),
+        (change(1, rank=0), "there are programs for ranks [0, 0, 2], not for 0..2"),
+        (programs[:2], "there are programs for ranks [0, 1], not for 0..2"),
+        (change(1, groups=programs[1].groups[::-1]), "rank 1: its groups are"),
+        (change(1, edges=programs[1].edges[::-1]), "rank 1: its edges are not in the order"),
+        (change(1, edges=programs[1].edges[1:]), "rank 1: there is no edge for activations 0->1"),
+        (change(1, actions=programs[1].actions[:1]), "rank 1: it is not a training loop"),
+        (change(1, actions=(*programs[1].actions, Save())), "rank 1: it is not a training loop"),
+        (tuple(replace(p, groups=p.groups[:-1]) for p in programs), "2->1 has no group"),
+    ],
+)
+def test_frames(wrong, message):
+    refused(wrong, three, message)
+
+
+def test_units_must_agree():
+    units = (replace(three.units[0], sends=three.units[0].sends[:1]), *three.units[1:])
+    refused(programs, three._replace(units=units), "units do not agree on x02: f32[batch, 8] stage")
+
+
+def test_messages_taken_in_another_order_are_found():
+    """Both ranks are right by themselves: one runs its forwards 0, 1, the other 1, 0."""
+    two = make_pipeline(2, 2)
+    swapped = {0: 1, 1: 0}
+    mine, other = two.programs("gpipe")
+    step = [
+        renumbered(a, swapped[a.microbatch.offset]) if isinstance(a, moves) else a
+        for a in step_of(other)
+    ]
+    refused((mine, with_step(other, step)), two, "activations 0->1: sent in order [0, 1], taken in")
+
+
+def test_a_schedule_that_needs_more_receives_ahead_is_refused(monkeypatch):
+    monkeypatch.setattr("ppc.passes.communicate.receives_ahead", lambda _: 1)
+    four = make_pipeline(4, 8, skips=((0, 3),))
+    refused(four.programs("1f1b"), four, "deadlock: rank 0 waits at Send activations 0->3 3")
