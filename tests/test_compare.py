@@ -62,7 +62,8 @@ def job():
         Recording(1, state(second, 0), steps(["head", "up"], second), {}),
     ]
     expected = steps(["embed", "head", "up"], everything)
-    return copy.deepcopy((ranks, [2.5, 2.25], Trace(everything, (2.5, 2.25), expected, {})))
+    losses = (torch.tensor(2.5, dtype=torch.float64), torch.tensor(2.25, dtype=torch.float64))
+    return copy.deepcopy((ranks, [2.5, 2.25], Trace(everything, losses, expected, {})))
 
 
 def compare(ranks, losses, reference, **options):
@@ -115,7 +116,7 @@ def test_small_gradients_are_compared_more_strictly():
     ranks, losses, reference = job()
     for step in (*reference.steps, *ranks[0].steps, *ranks[1].steps):
         for gradient in step.gradients.values():
-            gradient *= 1e-6
+            gradient.mul_(1e-6)
     assert compare(ranks, losses, reference).ok
     ranks[1].steps[0].gradients["up"] *= 1.01
     assert failures(compare(ranks, losses, reference)) == {("gradient", 0, "up", "")}
@@ -144,6 +145,15 @@ def test_a_loss_that_is_missing_or_too_many_is_seen():
     assert failures(compare(ranks, [*losses, 1.0], reference)) == too_many
     missing = {("loss", 1, "loss", "not in metrics.jsonl")}
     assert failures(compare(ranks, losses[:1], reference)) == missing
+
+
+def test_a_loss_in_float32_is_compared_as_such():
+    ranks, losses, reference = job()
+    off = [losses[0] * (1 + 2e-7), losses[1]]
+    strict = Compare(ranks, off, reference, parameters, 1e-10)
+    assert {row.kind for row in strict.rows() if not row.ok} == {"loss"}
+    single = replace(reference, losses=tuple(loss.float() for loss in reference.losses))
+    assert all(row.ok for row in Compare(ranks, off, single, parameters, 1e-10).rows())
 
 
 def test_a_gradient_that_no_rank_has_is_seen_and_so_is_one_too_many():
@@ -249,7 +259,7 @@ def noisy_job(script_rounding, reference_rounding):
         )  # fmt: skip
 
     found, expected = recording(script_rounding), recording(reference_rounding)
-    trace = Trace(initial, (1.0, 1.0), expected.steps, {})
+    trace = Trace(initial, (torch.tensor(1.0),) * 2, expected.steps, {})
     return found, trace, train
 
 

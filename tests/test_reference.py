@@ -14,6 +14,7 @@ from ppc.frontend.capture.build import build_model
 from ppc.frontend.capture.capture import capture
 from ppc.passes.segment import segment
 from ppc.run.reference import run_reference
+from ppc.run.seeding import draws
 from ppc.run.weights import check_recipes, full_state, replay_weights
 
 pytestmark = pytest.mark.torch
@@ -135,7 +136,7 @@ def assert_same(trace, run, tolerance=2e-4):
     for loss, step, (expected, gradients, state) in zip(
         trace.losses, trace.steps, run, strict=True
     ):
-        assert loss == pytest.approx(expected, rel=tolerance)
+        assert loss.item() == pytest.approx(expected, rel=tolerance)
         assert step.gradients.keys() == {*gradients, "head.weight"}
         assert torch.equal(step.gradients["head.weight"], step.gradients["embed.weight"])
         assert step.state.keys() == state.keys()
@@ -208,7 +209,7 @@ def test_a_microbatch_without_samples_is_left_out(tmp_path):
     x = torch.randn(5, generator=generator(f"0 x {last}"))
     y = torch.randn(1, generator=generator(f"0 y {last}"))
     expected = F.mse_loss(F.linear(x, state["weight"], state["bias"]), y)
-    assert trace.losses[1] == pytest.approx(expected.item(), rel=1e-6)
+    assert trace.losses[1].item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_it_leaves_torch_as_it_was(tmp_path):
@@ -226,8 +227,9 @@ def test_it_leaves_torch_as_it_was(tmp_path):
     ("body", "drawn"),
     [
         ("self.drop(x) + F.scaled_dot_product_attention(x, x, x, dropout_p=0.2)", 2),
-        ("F.scaled_dot_product_attention(x, x, x) + F.dropout(x, 0.1)", 1),
-        ("F.dropout(F.dropout(x, 0.0), 0.5, training=False) + F.rrelu(x, training=True)", 1),
+        ("drop(self.mid(drop(F.scaled_dot_product_attention(x, x, x))))", 2),
+        ("drop(self.mid(drop(F.dropout(x, 0.0) + F.dropout(x, 0.5, training=False))))", 2),
+        ("F.rrelu(self.mid(x), training=True)", 1),
         ("torch.randn_like(x) + self.many(x, x, x)[0]", 2),
     ],
 )
@@ -241,9 +243,11 @@ class Net(nn.Module):
         super().__init__()
         self.drop = nn.Dropout(0.3)
         self.many = nn.MultiheadAttention(4, 2, dropout=0.2, batch_first=True)
+        self.mid = nn.Linear(4, 4)
         self.out = nn.Linear(4, 1)
 
     def forward(self, x):
+        drop = F.dropout
         x = {body}
         return self.out(x)
 
@@ -262,6 +266,20 @@ def build():
     assert first.losses == second.losses
     torch.manual_seed(99)
     assert run_reference(spec, graph, steps=2).losses == first.losses
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "expected"),
+    [
+        (torch.ops.aten.rrelu_with_noise.default, {"training": False}, False),
+        (torch.ops.aten.rrelu_with_noise.default, {"training": True}, True),
+        (torch.ops.aten.rrelu_with_noise.default, {}, False),
+        (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default, {}, False),
+        (torch.ops.aten.bernoulli_.float, {"p": 0.0}, True),
+    ],
+)
+def test_which_operations_draw(op, arguments, expected):
+    assert draws(op, (), arguments) == expected
 
 
 def test_randomness_that_the_graph_does_not_have_as_the_model_has_is_an_error(tmp_path):

@@ -26,6 +26,8 @@ class DataView:
     """Statements of the start that open it and count its samples."""
     batch: tuple[str, ...]
     """Body of get_batch; () on a rank that reads no field."""
+    sizes: bool
+    """Whether microbatches differ in size, so that every rank asks for a step's samples."""
     batch_doc: str
     steps_per_epoch: str
     steps_comment: str
@@ -61,6 +63,7 @@ def view_data(
         reader=parts.reader,
         start=(*parts.start, *count_lines(spec, drop)),
         batch=batch_lines(parts, fields, plan) if unit.inputs else (),
+        sizes=not plan.even,
         batch_doc=f"{listed(fields).capitalize() if len(fields) == 1 else listed(fields)} of each microbatch.",
         steps_per_epoch="SAMPLES // GLOBAL_BATCH" if drop else "-(-SAMPLES // GLOBAL_BATCH)",
         steps_comment="  # a short last batch is dropped" if drop else "",
@@ -106,56 +109,57 @@ def count_lines(spec: Spec, drop: bool) -> tuple[str, ...]:
 
 def batch_lines(parts: Parts, fields: Sequence[str], plan: Plan) -> tuple[str, ...]:
     """Read, move to the device, split into microbatches."""
-    lines = list(parts.read)
     split = "split(MICROBATCH_SIZE)" if plan.even else "tensor_split(MICROBATCHES)"
+    lines = list(parts.read)
     if len(fields) == 1:
-        lines.append(f"return {fields[0]}.to(device).{split}")
+        head = f"{fields[0]} = "
+        chained = f"return {lines[-1].removeprefix(head)}.to(device).{split}"
+        if lines[-1].startswith(head) and len(chained) <= 96:
+            lines[-1] = chained
+        else:
+            lines.append(f"return {fields[0]}.to(device).{split}")
     else:
-        listed_fields = ", ".join(fields)
-        lines.append(f"parts = [field.to(device).{split} for field in ({listed_fields})]")
-        lines.append("return list(zip(*parts))")
-    return tuple(f"    {line}" for line in lines)
+        lines.append(f"fields = {', '.join(fields)}")
+        lines.append(f"return list(zip(*(field.to(device).{split} for field in fields)))")
+    return tuple(wrapped for line in lines for wrapped in wrap(line, 4))
 
 
 def view_text(data: Text, unit: Unit, paths: Sequence[str]) -> Parts:
     size = data.sequence
-    patterns = ", ".join(map(spell_pattern, paths))
-    reader = f'''
-
-def read_text():
-    """The files end to end, a token for each byte."""
-    files = [file for pattern in FILES for file in sorted(glob.glob(str(FOLDER / pattern)))]
-    if not files:
-        raise FileNotFoundError(f"no file matches {{FILES}}")
-    return b"".join(Path(file).read_bytes() for file in files)
-'''
+    if len(paths) == 1:
+        find = [f"files = sorted(glob.glob({place(paths[0])}, recursive=True))"]
+    else:
+        find = [f"patterns = [{', '.join(map(place, paths))}]"]
+        find.append("files = [f for p in patterns for f in sorted(glob.glob(p, recursive=True))]")
     read = [f"windows = samples[:, None] * {size} + torch.arange({size})  # bytes of each sample"]
     read += [
         f"{clean(i.name)} = text[windows{' + 1' if i.field == 'labels' else ''}].long()"
         for i in unit.inputs
     ]
     return Parts(
-        reader=tuple(reader.rstrip().splitlines()),
-        start=(
-            "raw = read_text()",
-            "text = torch.frombuffer(bytearray(raw), dtype=torch.uint8)",
+        reader=(
+            *find,
+            'raw = b"".join(Path(file).read_bytes() for file in files if os.path.isfile(file))',
+            "text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)  # a token a byte",
             f"SAMPLES = (len(text) - 1) // {size}  # sample i: {size} tokens from byte {size} * i on",
+            "",
+            "",
         ),
+        start=(),
         read=tuple(read),
-        fact='f"{len(raw)} bytes, crc {zlib.crc32(raw):08x}"',
+        fact="zlib.crc32(raw)",
         modules=(),
-        constants=(f"FILES = [{patterns}]",),
+        constants=(),
         described=f"the bytes of {', '.join(data.files)}, {size} tokens a sample",
     )
 
 
 def view_random(data: Random, unit: Unit) -> Parts:
-    reader = '''
-
-def draw_sample(field, i, fill, *args, **kwargs):
-    """A field of sample i follows from the seed, the field's name and i alone."""
-    seed = zlib.crc32(f"{SEED} {field} {i}".encode())
-    return fill(*args, **kwargs, generator=torch.Generator().manual_seed(seed))
+    reader = '''def draw_field(samples, field, fill, *args, **kwargs):
+    """A field of a sample follows from the seed, the field's name and the sample's number alone."""
+    seeds = [zlib.crc32(f"{SEED} {field} {i}".encode()) for i in samples.tolist()]
+    draws = (torch.Generator().manual_seed(seed) for seed in seeds)
+    return torch.stack([fill(*args, **kwargs, generator=generator) for generator in draws])
 '''
     read = [
         line
@@ -163,7 +167,7 @@ def draw_sample(field, i, fill, *args, **kwargs):
         for line in draw_lines(clean(i.name), i.field, data.fields[i.field])
     ]
     return Parts(
-        reader=tuple(reader.rstrip().splitlines()) if unit.inputs else (),
+        reader=(*reader.rstrip().splitlines(), "", "") if unit.inputs else (),
         start=(),
         read=tuple(read),
         fact="",
@@ -178,23 +182,10 @@ def draw_lines(name: str, field: str, form: RandomField) -> list[str]:
     shape = f"({', '.join(map(str, form.shape))}{',' if len(form.shape) == 1 else ''})"
     if form.high is not None:
         fill = f"torch.randint, {form.low}, {form.high}, {shape}, dtype=torch.{form.dtype}"
-    else:
-        fill = f"torch.randn, {shape}, dtype=torch.float32"
-    draw = (
-        f"{name} = torch.stack([draw_sample({quote(field)}, i, {fill}) for i in samples.tolist()])"
-    )
-    lines = list(wrap(draw, 4))
-    if len(lines) > 1:
-        lines = [
-            f"{name} = torch.stack(",
-            f"    [draw_sample({quote(field)}, i, {fill}) for i in samples.tolist()]",
-            ")",
-        ]
-    else:
-        lines = [draw]
-    return lines + (
-        [] if form.high is not None else [f"{name} = {name}.to(torch.get_default_dtype())"]
-    )
+        return [f"{name} = draw_field(samples, {quote(field)}, {fill})"]
+    fill = f"torch.randn, {shape}, dtype=torch.float32"
+    cast = f"{name} = {name}.to(torch.get_default_dtype())"
+    return [f"{name} = draw_field(samples, {quote(field)}, {fill})", cast]
 
 
 def view_arrays(data: Arrays, unit: Unit, graph: Graph, paths: Sequence[str]) -> Parts:
@@ -227,7 +218,7 @@ def view_arrays(data: Arrays, unit: Unit, graph: Graph, paths: Sequence[str]) ->
         cast = ".to(torch.get_default_dtype())" if i.meta.dtype.startswith("float") else ""
         read.append(f"{clean(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
     return Parts(
-        reader=tuple(reader.rstrip().splitlines()),
+        reader=(*reader.rstrip().splitlines(), "", ""),
         start=(*start, f"SAMPLES = len({first})"),
         read=tuple(read),
         fact="SAMPLES",
@@ -237,9 +228,7 @@ def view_arrays(data: Arrays, unit: Unit, graph: Graph, paths: Sequence[str]) ->
     )
 
 
-npy_reader = '''
-
-def read_npy(path):
+npy_reader = '''def read_npy(path):
     """An npy file, mapped into memory."""
     with open(path, "rb") as file:
         magic = file.read(8)
@@ -254,9 +243,7 @@ def read_npy(path):
     return flat.view(shape[::-1]).permute(*range(len(shape))[::-1]) if header["fortran_order"] else flat.view(shape)
 '''
 
-safetensors_reader = '''
-
-def read_safetensors(path):
+safetensors_reader = '''def read_safetensors(path):
     """The tensors of a safetensors file, mapped into memory."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
@@ -299,14 +286,11 @@ def dtype_text(meta: TensorMeta) -> str:
     return "torch.get_default_dtype()" if meta.dtype.startswith("float") else f"torch.{meta.dtype}"
 
 
-def spell_pattern(path: str) -> str:
-    """A glob, with `{stdlib}` found when the script runs."""
-    head, _, tail = path.rpartition("{stdlib}")
-    return (
-        f'sysconfig.get_path("stdlib") + {quote(tail)}'
-        if not head and path != tail
-        else quote(path)
-    )
+def place(path: str) -> str:
+    """A glob, with `{stdlib}` found when the script runs; others are relative to the script."""
+    if path.startswith("{stdlib}"):
+        return f'sysconfig.get_path("stdlib") + {quote(path.removeprefix("{stdlib}"))}'
+    return quote(path) if path.startswith("/") else f"str(FOLDER / {quote(path)})"
 
 
 def spell_value(value: Value) -> str:

@@ -155,14 +155,14 @@ class Lifter:
             form.arguments,
             tuple(items),
             form.results,
-            LoopFinder(self.tree, attributes, path, self.seeds).find(items),
+            LoopFinder(self.tree, attributes, path, {}).find(items),
         )
         writer = FunctionWriter(
             self.graph,
             function,
             access,
             Calls(self.tree, attributes, path, self.chains),
-            self.seeds,
+            {},
             {},
         )
         lines = tuple(writer.lines())

@@ -4,49 +4,61 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from ..ir.graph import Graph, TensorMeta
-from ..ir.program import Program
+from ..ir.program import Edge, Program
 from ..ir.spec import SGD, AdamW, Spec
 from ..ir.unit import Unit
 from .data import DataView
 from .job import Job, dtypes
 from .layout import wrap
-from .steps import variable
+from .steps import is_general, variable
 
 
-def check_edges(program: Program) -> list[str]:
-    """Lines that add what each message holds to the facts to compare."""
-    if not program.edges:
-        return []
-    names = ", ".join(variable(edge, program.rank) for edge in program.edges)
-    return [
-        *wrap(f"for edge in ({names}{',' if len(program.edges) == 1 else ''}):", 4),
-        "        mine[edge.name] = describe(edge.empty(1))",
-    ]
+def check_lines(program: Program, data: DataView | None) -> Iterator[str]:
+    """Before the first message, the ranks compare what they must agree on."""
+    facts = ['"compilation": COMPILATION', '"torch": torch.__version__']
+    facts += [f'"data": {data.fact}'] if data and data.fact else []
+    yield ""
+    yield "# before the first message: do all ranks run this compilation, with this torch, on this data?"
+    yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
+    if program.edges:
+        names = ", ".join(variable(edge, program.rank) for edge in program.edges)
+        short = f"for edge in [{names}]:"
+        if len(short) > 100:
+            yield from wrap(f"edges = [{names}]", 0)
+            short = "for edge in edges:"
+        yield short
+        shown = (
+            "describe(edge.empty(0))" if is_general(program) else "str((edge.dtype, *edge.shape))"
+        )
+        yield f"    facts[edge.name] = {shown}"
+    yield "ranks = [None] * WORLD_SIZE"
+    yield "dist.all_gather_object(ranks, facts)"
+    yield "for fact in sorted(set().union(*ranks)):"
+    yield "    found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}"
+    yield "    if len(set(found.values())) > 1:"
+    yield '        raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")'
 
 
 def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
     """The statements between the device and the loop."""
     distributed = job.plan.world_size > 1
     if distributed:
-        yield "if cuda:"
-        yield "    torch.cuda.set_device(device)"
         yield 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)'
         yield "dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)"
     if data:
         yield from data.start
-    yield ""
-    yield 'with torch.device("meta"):'
-    yield "    stage = Stage()  # no values yet"
+    yield 'with torch.device("meta"):  # no values yet'
+    yield "    stage = Stage()"
     yield "stage.to_empty(device=device)"
     yield from tie_lines(job.graph, unit)
-    yield "init_weights()"
+    yield "init_weights(stage)"
     yield from frozen_lines(job.graph, unit)
     if program.groups:
         yield from group_lines(program)
         yield from edge_lines(job, program)
     yield from optimizer_lines(job.spec, unit)
     if distributed:
-        yield "check_ranks()"
+        yield from check_lines(program, data)
     if unit.outputs:
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"
@@ -97,21 +109,31 @@ def group_lines(program: Program) -> Iterator[str]:
     """Each directed edge has a group of its own: its messages wait for nobody else's."""
     groups = ", ".join(map(str, program.groups))
     yield "# a group for each direction, made by all ranks in one order: no message waits for another's"
-    yield from wrap(f"groups = {{g: dist.new_group(g, timeout=TIMEOUT) for g in [{groups}]}}", 0)
+    short = f"groups = {{g: dist.new_group(g, timeout=TIMEOUT) for g in [{groups}]}}"
+    if len(short) <= 100:
+        yield short
+    else:
+        yield from wrap(f"pairs = [{groups}]", 0)
+        yield "groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}"
 
 
 def edge_lines(job: Job, program: Program) -> Iterator[str]:
-    """The mailboxes."""
+    """The edges that start or end here."""
     for edge in program.edges:
-        mine = variable(edge, program.rank)
-        kind, other = (
-            ("Outbox", edge.target) if edge.source == program.rank else ("Inbox", edge.source)
-        )
-        empties = [empty_text(meta, dtypes[job.spec.train.precision]) for _, meta in edge.values]
-        multi = any(len(e.values) > 1 for e in program.edges)
-        empty = f"[{', '.join(empties)}]" if multi else empties[0]
+        peer = edge.target if edge.source == program.rank else edge.source
         group = f"groups[{edge.source}, {edge.target}]"
-        yield from wrap(f'{mine} = {kind}("{edge.name}", {other}, {group}, lambda n: {empty})', 0)
+        room = room_of(edge, dtypes[job.spec.train.precision], general=is_general(program))
+        arguments = ", ".join([f'"{edge.name}"', str(peer), group, *room])
+        yield from wrap(f"{variable(edge, program.rank)} = Edge({arguments})", 0)
+
+
+def room_of(edge: Edge, default: str, *, general: bool) -> list[str]:
+    """The room that a message takes: of one sample, or as a function of their number."""
+    if general:
+        return [f"lambda n: [{', '.join(empty_text(meta, default) for _, meta in edge.values)}]"]
+    ((_, meta),) = edge.values
+    sizes = [str(size) for size in meta.shape[1:]]
+    return sizes if meta.dtype == default else [*sizes, f"dtype=torch.{meta.dtype}"]
 
 
 def empty_text(meta: TensorMeta, default: str) -> str:
@@ -146,8 +168,7 @@ def spell_option(value: object) -> str:
 def finish_lines(program: Program, unit: Unit) -> Iterator[str]:
     """Save this rank's part, whole or not at all."""
     path = f'"weights-rank{program.rank}.pt"'
-    yield f'partial = FOLDER / ("weights-rank{program.rank}.pt" + ".partial")'
-    yield "torch.save(stage.state_dict(), partial)"
-    yield f"partial.replace(FOLDER / {path})"
+    yield f'torch.save(stage.state_dict(), FOLDER / {path[:-1]}.partial")'
+    yield f'os.replace(FOLDER / {path[:-1]}.partial", FOLDER / {path})'
     if program.groups or program.edges:
         yield "dist.destroy_process_group()"

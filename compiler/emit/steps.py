@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InternalError
+from ..ir.graph import Dim
 from ..ir.plan import Plan
 from ..ir.program import (
     Compute,
@@ -20,8 +21,9 @@ from ..ir.program import (
     Program,
     Send,
     Wait,
+    unroll,
 )
-from ..ir.schedule import Action, Kind
+from ..ir.schedule import Kind
 from ..ir.unit import Unit
 from .layout import wrap
 from .scope import clean
@@ -34,7 +36,6 @@ class Steps:
     state: str
     parameters: str
     forward: tuple[str, ...]
-    backward_parameters: str
     backward: tuple[str, ...]
     run_parameters: str
     run: tuple[str, ...]
@@ -69,8 +70,7 @@ class StepWriter:
     @property
     def extra(self) -> list[str]:
         """Arguments of forward after the microbatch."""
-        sizes = [] if self.plan.even or not (self.is_last or self.edges) else ["sizes"]
-        return [*filter(None, [self.batch]), *sizes]
+        return [*filter(None, [self.batch])]
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -79,16 +79,18 @@ class StepWriter:
     def write(self) -> Steps:
         body = next(loop.body for loop in self.program.actions if isinstance(loop, Loop))
         self.check(body)
-        has_backward = any(action.kind is Kind.B for action in computes(body))
+        has_backward = self.unit.has_backward
         state = "live = {}  # microbatch -> what its backward needs" if has_backward else ""
-        if self.is_last:
-            state = f"{state}\nlosses = []".strip()
+        state = (
+            "live, losses = {}, []  # live: microbatch -> what its backward needs"
+            if self.is_last
+            else state
+        )
         return Steps(
             state=state,
             parameters=", ".join(["mb", *self.extra]),
             forward=tuple(f"    {line}" for line in self.forward(has_backward)),
             backward=tuple(f"    {line}" for line in self.backward()) if has_backward else (),
-            backward_parameters=", ".join(["mb", *self.sizes]),
             run_parameters=", ".join(self.extra),
             run=tuple(self.run(body)),
         )
@@ -109,7 +111,7 @@ class StepWriter:
         gradients = {t.value for t in self.unit.receives if t.gradient}
         for edge in self.incoming("activations"):
             names = [received[value] for value, _ in edge.values]
-            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take()"
+            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take(mb)"
             yield from (f"{received[v]}.requires_grad_()" for v, _ in edge.values if v in gradients)
         if len(self.fields) > 1:
             yield f"{', '.join(self.fields)} = batch[mb]"
@@ -159,7 +161,7 @@ class StepWriter:
             yield f"{', '.join(names)} = live.pop(mb)"
             yield "loss.backward()"
         elif len(names) == len(edges) == len(edges[0].values) == 1:
-            yield f"live.pop(mb).backward({variable(edges[0], self.program.rank)}.take())"
+            yield f"live.pop(mb).backward({variable(edges[0], self.program.rank)}.take(mb))"
         else:
             yield f"{', '.join(names)} = live.pop(mb)"
             yield from self.several(edges)
@@ -173,14 +175,14 @@ class StepWriter:
     def several(self, edges: Sequence[Edge]) -> Iterator[str]:
         """Gradients of several outputs, or of one from several stages."""
         if len(edges) == len(edges[0].values) == 1:
-            yield f"{self.names[edges[0].values[0][0]]}.backward({variable(edges[0], self.program.rank)}.take())"
+            yield f"{self.names[edges[0].values[0][0]]}.backward({variable(edges[0], self.program.rank)}.take(mb))"
             return
         outputs, gradients = [], []
         for edge in edges:
             names = [f"grad_{self.names[value]}" for value, _ in edge.values]
             if len(edges) > 1:
                 names = [f"{name}_from_{edge.source}" for name in names]
-            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take()"
+            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take(mb)"
             outputs += [self.names[value] for value, _ in edge.values]
             gradients += names
         yield from wrap(
@@ -189,20 +191,29 @@ class StepWriter:
 
     @property
     def multi(self) -> bool:
-        """Whether messages are lists: some edge of this rank carries several values."""
-        return any(len(edge.values) > 1 for edge in self.edges)
+        """Whether messages are lists."""
+        return is_general(self.program)
 
     def run(self, body: Sequence[Instruction]) -> Iterator[str]:
         """The order of a step."""
         for edge in [e for e in self.edges if e.target == self.program.rank]:
-            yield f"    {variable(edge, self.program.rank)}.start({'SIZES' if self.plan.even else 'sizes'})"
-        yield from self.order(body, 4)
+            for ahead in range(edge.ahead):
+                yield f"    {variable(edge, self.program.rank)}.post({ahead})"
+        yield from self.order(body, 4) if self.unit.has_backward else self.forwards(body)
         for edge in [e for e in self.edges if e.source == self.program.rank]:
             yield f"    {variable(edge, self.program.rank)}.wait()"
         if self.is_last:
             yield "    loss = torch.stack(losses).sum()"
             yield "    losses.clear()"
             yield "    return loss"
+
+    def forwards(self, body: Sequence[Instruction]) -> Iterator[str]:
+        """A stage with nothing to go back for: its backwards compute nothing and are left out."""
+        done = [c.action.microbatch for c in computes(body) if c.action.kind is Kind.F]
+        if done != list(range(self.plan.microbatches)):
+            raise InternalError(f"rank {self.program.rank}: forwards in the order {done}")
+        yield "    for mb in range(MICROBATCHES):"
+        yield f"        forward({', '.join(['mb', *self.extra])})"
 
     def order(self, body: Sequence[Instruction], indent: int) -> Iterator[str]:
         """Computes, in order, loops counted by their first compute's microbatch."""
@@ -229,11 +240,7 @@ class StepWriter:
     def call(self, compute: Compute, microbatch: str) -> str:
         if compute.action.kind is Kind.F:
             return f"forward({', '.join([microbatch, *self.extra])})"
-        return f"backward({', '.join([microbatch, *self.sizes])})"
-
-    @property
-    def sizes(self) -> list[str]:
-        return [] if self.plan.even else ["sizes"]
+        return f"backward({microbatch})"
 
     def check(self, body: Sequence[Instruction]) -> None:
         """Every compute stands between its own waits and sends, each edge's receives posted so many
@@ -279,8 +286,9 @@ def flatten(body: Sequence[Instruction]) -> Iterator[Instruction]:
             yield item
 
 
-def computes(body: Sequence[Instruction]) -> list[Action]:
-    return [item.action for item in flatten(body) if isinstance(item, Compute)]
+def computes(body: Sequence[Instruction]) -> list[Compute]:
+    """The computes of one step, in order."""
+    return [item for item in unroll(tuple(body)) if isinstance(item, Compute)]
 
 
 def relative(microbatch: Microbatch, first: Microbatch) -> str:
@@ -301,3 +309,11 @@ def variable(edge: Edge, rank: int) -> str:
 def unpack(names: Sequence[str], multi: bool) -> str:
     """The left side that takes a message apart."""
     return f"({names[0]},)" if multi and len(names) == 1 else ", ".join(names)
+
+
+def is_general(program: Program) -> bool:
+    """Whether a message of this rank is more than one tensor, or its samples are not its first
+    dimension."""
+    return any(
+        len(edge.values) > 1 or edge.values[0][1].shape[:1] != (Dim(1),) for edge in program.edges
+    )

@@ -141,12 +141,15 @@ def read_outside(ops: Iterable[Op], uses: Mapping[str, int], results: set[str]) 
 
 
 def may_fold(graph: Graph, unit: Unit, call: CallId, ops: Sequence[Op]) -> bool:
-    """Whether a call can be hidden in a module: the generator is not seeded somewhere inside it, and
-    what it writes in place is not seen elsewhere."""
-    path = call[0] if not call[1] else f"{call[0]}@{call[1]}"
+    """Whether a call can be hidden in a module: unless the generator is seeded somewhere inside it.
+
+    A layer that is a call is seeded before it, so its own call and those inside can be hidden.
+    """
     names = {op.name for op in ops}
-    inside = [layer for op, layer in unit.seeds if op in names]
-    return not inside or inside == [path]
+    seeded = {op for op, _ in unit.seeds if op in names}
+    layers = [layer.call for layer in graph.layers if seeded & set(layer.ops)]
+    around = set(ancestors(graph, call))
+    return all(layer in around for layer in layers)
 
 
 def is_leaf(module: Module | None) -> bool:

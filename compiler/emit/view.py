@@ -3,7 +3,7 @@
 Arithmetic, naming and joining happen here; a template shows what it gets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from ..ir.graph import TensorMeta
@@ -13,13 +13,13 @@ from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .classes import Class
 from .data import DataView, view_data
-from .describe import describe_rank
+from .describe import describe_rank, paragraph
 from .expression import number, plain
 from .job import Job, dtypes
 from .layout import wrap
 from .lift import lift
-from .start import check_edges, finish_lines, start_lines
-from .steps import StepWriter, variable
+from .start import finish_lines, start_lines
+from .steps import StepWriter, is_general, variable
 from .weights import spell_weights
 
 
@@ -31,8 +31,6 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     weights = spell_weights(job.graph, unit)
     steps = StepWriter(plan, program, unit, job.boundary, lifted.results, seeds=bool(unit.seeds))
     title, manual = describe_rank(job, program, unit, data)
-    inboxes = [edge for edge in program.edges if edge.target == program.rank]
-    outboxes = [edge for edge in program.edges if edge.source == program.rank]
     return {
         "title": title,
         "manual": manual,
@@ -51,14 +49,12 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "init": weights.lines,
         "init_doc": init_doc(weights.draws),
         "data": data and asdict(data),
-        "comm": bool(program.edges) or plan.world_size > 1,
-        "multi": steps.multi,
-        "inbox": inboxes and view_inbox(inboxes),
-        "outbox": outboxes and view_outbox(outboxes),
+        "general": is_general(program),
+        "uneven": not plan.even,
+        "comm": view_comm(job, program) if program.edges else None,
         "steps": asdict(steps.write()),
         **view_update(job, program, unit),
-        "check_data": f', "data": {data.fact}' if data and data.fact else "",
-        "check_edges": check_edges(program),
+        "edges": bool(program.edges),
         "start": list(start_lines(job, program, unit, data)),
         "finish": list(finish_lines(program, unit)),
     }
@@ -72,48 +68,49 @@ def init_doc(draws: bool) -> str:
 
 def plan_constants(plan: Plan) -> list[str]:
     if plan.even:
-        return [
-            f"MICROBATCHES, MICROBATCH_SIZE = {plan.microbatches}, {plan.microbatch_size}",
-            "SIZES = [MICROBATCH_SIZE] * MICROBATCHES",
-        ]
+        return [f"MICROBATCHES, MICROBATCH_SIZE = {plan.microbatches}, {plan.microbatch_size}"]
     return [f"MICROBATCHES = {plan.microbatches}"]
 
 
 def training_constants(spec: Spec, data: DataView | None) -> list[str]:
-    """The user's wishes as constants."""
+    """The user's wishes as constants, a line for those that belong together."""
     train = spec.train
-    length = f"STEPS = {train.steps}" if train.steps is not None else f"EPOCHS = {train.epochs}"
-    lines = [
-        length,
-        f"GLOBAL_BATCH, SEED = {train.global_batch}, {train.seed}",
-        f"LR = {literal(train.optimizer.lr)}",
-    ]
+    length = ("STEPS", train.steps) if train.steps is not None else ("EPOCHS", train.epochs)
+    first = {
+        length[0]: str(length[1]),
+        "GLOBAL_BATCH": str(train.global_batch),
+        "SEED": str(train.seed),
+    }
+    rates = {"LR": literal(train.optimizer.lr)}
     if train.lr_schedule.warmup:
-        lines.append(f"WARMUP_STEPS = {train.lr_schedule.warmup}")
+        rates["WARMUP_STEPS"] = str(train.lr_schedule.warmup)
     if train.lr_schedule.name != "constant" and train.lr_schedule.final:
-        lines.append(f"FINAL = {literal(train.lr_schedule.final)}  # of LR, after the last step")
+        rates["FINAL"] = literal(train.lr_schedule.final)
     if train.clip_norm is not None:
-        lines.append(f"MAX_NORM = {literal(train.clip_norm)}")
-    lines.append(
-        f"TIMEOUT = datetime.timedelta(seconds={literal(train.timeout)})  # of any wait on another rank"
+        rates["MAX_NORM"] = literal(train.clip_norm)
+    waits = (
+        f"TIMEOUT = datetime.timedelta(seconds={train.timeout:g})  # of any wait on another rank"
     )
-    return lines + (list(data.constants) if data else [])
+    return [together(first), together(rates), waits, *(data.constants if data else ())]
+
+
+def together(values: Mapping[str, str]) -> str:
+    return f"{', '.join(values)} = {', '.join(values.values())}"
 
 
 def literal(value: float) -> str:
-    return plain(number(int(value) if value == int(value) and abs(value) >= 1 else value).text)
+    return plain(number(value).text)
 
 
 def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
     """A class, its lines indented and wrapped."""
     is_stage = form.name == "Stage"
     comment = f"  # {form.where}" if form.where else ""
+    if is_stage:
+        comment = f"  # the part of {job.graph.model} on this rank; names as in the whole model"
     return {
         "name": form.name,
         "comment": comment if len(f"class {form.name}(nn.Module):{comment}") <= 100 else "",
-        "doc": f"The part of {job.graph.model} on this rank; parameters have their names in the whole."
-        if is_stage
-        else "",
         "parameters": ", ".join(["self", *form.parameters]),
         "init": [line for text in form.init for line in wrap(text, 8)],
         "arguments": ", ".join(["self", *form.arguments]),
@@ -141,15 +138,27 @@ def show_meta(meta: TensorMeta) -> str:
     return f"{meta.dtype}[{', '.join(map(str, meta.shape))}]"
 
 
-def view_inbox(edges: Sequence[Edge]) -> dict[str, object]:
-    ahead = max(edge.ahead for edge in edges)
-    words = "one receive is" if ahead == 1 else f"{ahead} receives are"
-    return {"ahead": words, "several_ahead": ahead > 1, "max_ahead": ahead}
-
-
-def view_outbox(edges: Sequence[Edge]) -> dict[str, object]:
-    window = max(edge.window for edge in edges)
-    return {"window": window, "left": window - 1}
+def view_comm(job: Job, program: Program) -> dict[str, object]:
+    """What the class Edge does on this rank."""
+    ahead = [edge.ahead for edge in program.edges if edge.target == program.rank]
+    windows = [edge.window for edge in program.edges if edge.source == program.rank]
+    words = []
+    if ahead:
+        words.append(
+            f"{'one receive' if max(ahead) == 1 else f'{max(ahead)} receives'} posted ahead"
+        )
+    if windows:
+        sends = "one send" if max(windows) == 1 else f"{max(windows)} sends"
+        words.append(f"at most {sends} under way")
+    return {
+        "doc": paragraph(f"Messages from one rank to another, in order; {', '.join(words)}.", 89),
+        "dtype": f"torch.{dtypes[job.spec.train.precision]}",
+        "receives": bool(ahead),
+        "sends": bool(windows),
+        "ahead": max(ahead, default=1),
+        "left": max(windows, default=1) - 1,
+        "size": "MICROBATCH_SIZE" if job.plan.even else "sizes[mb]",
+    }
 
 
 def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
@@ -199,13 +208,14 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
         parameters = "counted"
     lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
     if job.plan.world_size > 1:
-        lines.append("square = nn.utils.get_total_norm(grads).square().to(device)")
+        lines.append("square = nn.utils.get_total_norm(grads).square()")
         lines.append("dist.all_reduce(square)")
-        lines.append("norm = square.sqrt()")
+        lines += ["norm = square.sqrt()"] if unit.outputs else []
     else:
         lines.append("norm = nn.utils.get_total_norm(grads)")
-    lines.append("nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, norm)")
-    lines.append("return norm")
+    norm = "norm" if unit.outputs or job.plan.world_size == 1 else "square.sqrt()"
+    lines.append(f"nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, {norm})")
+    lines += ["return norm"] if unit.outputs else []
     doc = "Clip by the norm over the whole model: the stages add up their squared norms."
     if job.plan.world_size == 1:
         doc = "Clip by the norm over the whole model."
@@ -231,7 +241,6 @@ def loop_lines(
     batch = "get_batch(step)" if unit.inputs else ""
     if not job.plan.even:
         yield "    sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]"
-        batch = ", ".join(filter(None, [batch, "sizes"]))
     yield f"    {'loss = ' if unit.outputs else ''}run_microbatches({batch})"
     names = {held.canonical: held.fqn for held in unit.state}
     for item in body:
@@ -247,8 +256,7 @@ def loop_lines(
     if clips:
         yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"
     if trains:
-        yield "    for group in optimizer.param_groups:"
-        yield '        group["lr"] = lr_at(step)'
+        yield '    optimizer.param_groups[0]["lr"] = lr_at(step)'
         yield "    optimizer.step()"
         yield "    optimizer.zero_grad()"
     if unit.outputs:

@@ -42,12 +42,15 @@ def spell_weights(graph: Graph, unit: Unit) -> Weights:
         else "stage.named_parameters()"
     )
     lines = [f"    for name, {tensor_name} in {names}:"]
-    word = "if"
-    for code, members in branches.items():
-        others = [name for name in recipes if name not in members]
-        lines += wrap(f"{word} {condition(members, others)}:", 8)
-        lines += [line for statement in code for line in wrap(statement, 12)]
-        word = "elif"
+    conditions = {
+        code: condition(members, [name for name in recipes if name not in members])
+        for code, members in branches.items()
+    }
+    ordered = sorted(branches, key=lambda code: len(conditions[code]))  # the longest is `else`
+    for i, code in enumerate(ordered):
+        head = f"{'elif' if i else 'if'} {conditions[code]}:" if i < len(ordered) - 1 else "else:"
+        lines += wrap(head, 8) if len(ordered) > 1 else []
+        lines += [line for text in code for line in wrap(text, 12 if len(ordered) > 1 else 8)]
     if not branches:
         lines = ["    pass  # this stage has no parameters"]
     ops = [op for recipe in recipes.values() for op in recipe.ops]
@@ -75,7 +78,8 @@ def condition(members: Sequence[str], others: Sequence[str]) -> str:
 def shortest_end(name: str, others: Sequence[str]) -> str:
     """The shortest run of parts at a name's end that no other name ends in."""
     parts = name.split(".")
-    ends = (".".join(parts[-i:]) for i in range(1, len(parts) + 1))
+    starts = [i for i in range(len(parts) - 1, -1, -1) if not parts[i].isdigit()]
+    ends = (".".join(parts[i:]) for i in starts)
     return next((end for end in ends if not any(other.endswith(end) for other in others)), name)
 
 

@@ -75,3 +75,11 @@ class Unit:
     """The graph's outputs that it computes: (name, value)."""
     calls: tuple[CallId, ...] = ()
     """Module calls that are whole here, outermost first."""
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a gradient comes back to this stage: it ends in the loss or sends what has one, and
+        has something to train or to send one on to."""
+        begins = bool(self.outputs) or any(t.gradient for t in self.sends)
+        ends = any(held.trainable for held in self.state) or any(t.gradient for t in self.receives)
+        return begins and ends

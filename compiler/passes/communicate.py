@@ -119,6 +119,8 @@ def connect(
     """
     rank_of = {unit.stage: unit.rank for unit in units}
     pairs = sorted({(t.source, t.target) for unit in units for t in unit.sends})
+    farthest = max((target - source for source, target in pairs), default=1)
+    ahead = min(receives_ahead(farthest), microbatches)  # one number for all: more does no harm
     routes = []
     for source, target in pairs:
         start, end = rank_of[source], rank_of[target]
@@ -127,7 +129,7 @@ def connect(
         transfers = [t for u in units for t in u.sends if (t.source, t.target) == (source, target)]
         values = tuple((t.value, t.meta) for t in transfers)
         back = tuple((t.value, t.meta) for t in transfers if t.gradient)
-        window, ahead = live[start], min(receives_ahead(target - source), microbatches)
+        window = live[start]
         there = Edge(
             f"activations {start}->{end}", "activations", start, end, values, window, ahead
         )

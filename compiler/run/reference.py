@@ -36,24 +36,31 @@ class Trace:
 
     initial: Tensors
     """Parameters, buffers and plain tensors before the first step."""
-    losses: tuple[float, ...]
-    """Of each step, the mean over its samples."""
+    losses: tuple[Tensor, ...]
+    """Of each step the mean over its samples, in the dtype that the model gives it in: some cast it
+    to float32 whatever they compute in."""
     steps: tuple[Step, ...]
     """Gradients as the optimizer reads them, and all tensors after it."""
     untrue: Mapping[str, str]
     """Recipes that do not give what the user's model has -> how they differ."""
 
 
-def run_reference(spec: Spec, graph: Graph, steps: int | None = None) -> Trace:
+def run_reference(
+    spec: Spec,
+    graph: Graph,
+    steps: int | None = None,
+    saved: Mapping[str, Tensor] | None = None,
+) -> Trace:
     """Train for `steps` steps, all by default.
 
-    Before: `graph` is the spec's, with layers. Raises CaptureError where the user's code fails,
-    RunError where its randomness cannot be followed.
+    Before: `graph` is the spec's, with layers; `saved` has the first values that it has no recipe
+    for, those of a new model by default. Raises CaptureError where the user's code fails, RunError
+    where its randomness cannot be followed.
     """
     with one_thread(), torch.random.fork_rng(devices=[]), default_dtype(spec.train.precision):
         model = build_model(spec)
         real = full_state(model)
-        values = replay_weights(graph, spec.train.seed, saved=real)
+        values = replay_weights(graph, spec.train.seed, saved={**real, **(saved or {})})
         load_weights(model, graph, values)
         binding = bind(spec, model, read_fields(spec))
         training, samples = make_training(spec, model, binding), read_samples(spec)
@@ -77,7 +84,7 @@ def one_thread() -> Iterator[None]:
 
 def train(
     spec: Spec, training: Training, samples: Samples, graph: Graph, steps: int
-) -> Iterator[tuple[float, Step]]:
+) -> Iterator[tuple[Tensor, Step]]:
     """Loss, gradients and new state of each step."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
@@ -94,7 +101,7 @@ def train(
 
 def accumulate(
     spec: Spec, training: Training, samples: Samples, seeder: Seeder, step: int
-) -> float:
+) -> Tensor:
     """Forward and backward of every microbatch of a step; the step's loss."""
     numbers = samples_of_step(spec, samples.count, step)
     total = 0.0
@@ -110,7 +117,7 @@ def accumulate(
         if loss.requires_grad:
             (share * loss).backward()
         total += share * loss.item()
-    return total
+    return torch.tensor(total, dtype=loss.dtype)
 
 
 def clip(model: nn.Module, norm: float) -> None:

@@ -7,6 +7,7 @@ no saved weights to check.
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,24 +78,31 @@ def verify(
     scripts run on the CPU, under torchrun, or from the fork server if there is one. Raises RunError
     where they fail, other PpcErrors where the spec or the model does.
     """
-    with tempfile.TemporaryDirectory(prefix="ppc-verify-") as scratch:
-        job = prepare(target, steps, Path(scratch, "scripts"), exact=exact)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix=".ppc-verify-", dir=place(target, exact=exact)
+        ) as scripts,
+        tempfile.TemporaryDirectory(prefix="ppc-verify-") as recordings,
+    ):
+        job = prepare(target, steps, Path(scripts), exact=exact)
         graph = segment(capture(job.spec))
-        reference = run_reference(job.spec, graph, job.steps)
-        ranks = run(job, Path(scratch, "recordings"), timeout_s, fork_server)
-        exactly = job.spec.train.precision == "fp64"
-        redone = [redo_updates(rank, job.spec.train, job.length) for rank in ranks]
-        compare = Compare(
-            ranks=ranks,
-            losses=read_losses(job.folder),
-            reference=reference,
-            parameters=graph.parameters,
-            limit=EXACT if exactly else ROUNDED,
-            updates=None if exactly else redone,
-        )
-        saved = () if job.max_forwards else check_saved(job, ranks, graph)
-        rows = worst([*check_recipes(graph, reference), *compare.rows(), *saved])
-        return Comparison(rows, hint="" if exactly else hint)
+        reference = run_reference(job.spec, graph, job.steps, read_saved(job.folder))
+        ranks = run(job, Path(recordings), timeout_s, fork_server)
+        return judge(job, ranks, reference, graph)
+
+
+def place(target: Path, *, exact: bool) -> Path | None:
+    """The folder in which the scripts' folder is made; None for any.
+
+    A copy lies beside its original: scripts name the data's files relative to their own place.
+    """
+    if exact or not target.is_dir():
+        return None
+    beside = target.absolute().parent
+    if not os.access(beside, os.W_OK):
+        hint = "verify the spec instead, or a copy elsewhere"
+        raise RunError(f"{beside} cannot be written: {target} is copied beside itself", hint=hint)
+    return beside
 
 
 def prepare(target: Path, steps: int | None, folder: Path, *, exact: bool) -> Job:
@@ -106,13 +114,31 @@ def prepare(target: Path, steps: int | None, folder: Path, *, exact: bool) -> Jo
     length = total_steps(spec, samples)
     compared = min(steps or length, length)
     if target.is_dir() and not exact:
-        shutil.copytree(target, folder, ignore=left_by_a_run)
+        shutil.copytree(target, folder, ignore=left_by_a_run, dirs_exist_ok=True)
         forwards = count_forwards(spec, samples, compared) if compared < length else None
         return Job(spec, folder, length, compared, forwards)
     if compared < length:
         spec = replace(spec, train=replace(spec.train, steps=compared, epochs=None))
-    write(pipeline.compile(spec), folder)
+    write(pipeline.compile(spec, folder), folder)
     return Job(spec, folder, compared, compared, None)
+
+
+def judge(job: Job, ranks: Sequence[Recording], reference: Trace, graph: Graph) -> Comparison:
+    """Compare all that there is."""
+    exactly = job.spec.train.precision == "fp64"
+    compare = Compare(
+        ranks=ranks,
+        losses=read_losses(job.folder),
+        reference=reference,
+        parameters=graph.parameters,
+        limit=EXACT if exactly else ROUNDED,
+        updates=None
+        if exactly
+        else [redo_updates(rank, job.spec.train, job.length) for rank in ranks],
+    )
+    saved = () if job.max_forwards else check_saved(job, ranks, graph)
+    rows = worst([*check_recipes(graph, reference), *compare.rows(), *saved])
+    return Comparison(rows, hint="" if exactly else hint)
 
 
 def spec_of(folder: Path) -> Path:
@@ -156,6 +182,17 @@ def run(
         )  # fmt: skip
     result.check()
     return observe.read(recordings, world_size)
+
+
+def read_saved(folder: Path) -> dict[str, Tensor]:
+    """The first values that no recipe gives, as they lie beside the scripts."""
+    path = folder / "weights.safetensors"
+    if not path.exists():
+        return {}
+    from safetensors.torch import load_file
+
+    found: dict[str, Tensor] = load_file(path)
+    return found
 
 
 def read_losses(folder: Path) -> list[float]:

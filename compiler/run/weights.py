@@ -53,13 +53,14 @@ def check_recipes(
 ) -> dict[str, str]:
     """Where the recipes differ from the user's real model: name -> how.
 
-    Recipes without randomness give its values; random ones draw from its distributions.
+    Recipes without randomness give its values; random ones, and values that were saved because
+    they could not be recorded, have its distributions.
     """
     found = {}
     for fqn, parameter in graph.parameters.items():
-        if fqn not in real or parameter.recipe.saved:
+        if fqn not in real:  # a literal of forward
             continue
-        random = any(op.random for op in parameter.recipe.ops)
+        random = parameter.recipe.saved or any(op.random for op in parameter.recipe.ops)
         difference = (unlike if random else unequal)(values[fqn], real[fqn])
         if difference:
             found[fqn] = difference

@@ -1,12 +1,11 @@
 """Torch values -> the literals of the graph."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import torch
 
 from ...ir.graph import Arg, Device, Items, TorchConstant
-
-layouts_and_formats = (torch.layout, torch.memory_format)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -33,3 +32,17 @@ def to_arg(value: object, tensor: Callable[[object], Arg | None]) -> Arg:
     if isinstance(value, Sequence):
         return tuple(to_arg(item, tensor) for item in value)
     raise TypeError(f"{type(value).__name__} cannot be written in a script")
+
+
+def spelling(target: torch._ops.OpOverload) -> Literal["method", "torch", ""]:
+    """Where Python has an operation under its own name."""
+    name = target._schema.name.partition("::")[2]
+    first = target._schema.arguments[0] if target._schema.arguments else None
+    if (
+        first
+        and first.name == "self"
+        and str(first.type) == "Tensor"
+        and hasattr(torch.Tensor, name)
+    ):
+        return "method"
+    return "torch" if hasattr(torch, name) else ""

@@ -74,7 +74,7 @@ def literal(op: Op, raw: Raw) -> Op:
     data = to_arg(value.tolist(), lambda _: None)
     return replace(
         op,
-        target="ppc.tensor",
+        target="ppc.tensor.default",
         args=(data,),
         kwargs=(("dtype", dtype),),
         arg_names=("data",),

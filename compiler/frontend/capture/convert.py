@@ -5,7 +5,6 @@ import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch.export.graph_signature import InputKind
@@ -13,7 +12,7 @@ from torch.fx import Node
 
 from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Op, Ref, State, Statement, TensorMeta
-from .arguments import dtype_name, to_arg
+from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced
 from .private import inline_region
 from .statements import Frame, frames, statement, users_frame
@@ -261,15 +260,6 @@ def dropped(schema: torch._C.FunctionSchema, name: str, value: object) -> bool:
     """Whether a keyword argument says nothing."""
     argument = next(a for a in schema.arguments if a.name == name)
     return name in ("pin_memory", "layout") or is_default(argument, value)
-
-
-def spelling(target: torch._ops.OpOverload) -> Literal["method", "torch", ""]:
-    """Where Python has the operation under its own name."""
-    name = target._schema.name.partition("::")[2]
-    first = target._schema.arguments[0].name if target._schema.arguments else ""
-    if first == "self" and hasattr(torch.Tensor, name):
-        return "method"
-    return "torch" if hasattr(torch, name) else ""
 
 
 def draws(node: Node) -> bool:

@@ -56,7 +56,7 @@ def simplify(ops: Iterable[Op], result: str) -> Recipe:
     ]
     if (
         len(steps) == 1
-        and steps[0].target == "ppc.tensor"
+        and steps[0].target == "ppc.tensor.default"
         and not isinstance(steps[0].args[0], tuple)
     ):
         steps, result = (

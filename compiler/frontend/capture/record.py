@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...ir.graph import Arg, Op, Recipe, Ref
-from .arguments import dtype_name, to_arg
+from ...ir.graph import Arg, Op, Recipe, Ref, TorchConstant
+from .arguments import dtype_name, spelling, to_arg
 from .private import is_fake, no_modes, real_copy, storage_address
 from .recipe import full_overwrites, simplify
 from .replay import replay
@@ -103,6 +103,7 @@ class Recorder(TorchDispatchMode):
             if reshapes
             else tuple(self.name(t) for t in written if isinstance(t, torch.Tensor)),
             random=torch.Tag.nondeterministic_seeded in func.tags or func.namespace == "ppc",
+            spelling=spelling(func),
         )
 
     def record(
@@ -168,25 +169,43 @@ class Recorder(TorchDispatchMode):
     def slice(self, target: View) -> list[Event]:
         """The events that a tensor's value depends on, in order."""
         contents, objects, found = {target.storage}, {target}, []
-        for event in reversed(self.events):
+        for recorded in reversed(self.events):
+            event = recorded
             if not any(v.storage in contents for v in event.writes) and objects.isdisjoint(
                 event.makes
             ):
                 continue
+            fresh = {view.storage for view in event.makes} - {view.storage for view in event.reads}
+            if not event.writes and len(event.makes) == 1 and fresh and contents.isdisjoint(fresh):
+                event = room(event)  # overwritten later: what it holds does not matter
             found.append(event)
             overwritten = event.writes[:1] if event.op.target in full_overwrites else ()
-            made = {view.storage for view in event.makes} - {view.storage for view in event.reads}
-            contents -= made | {view.storage for view in overwritten if view.whole}
+            contents -= fresh | {view.storage for view in overwritten if view.whole}
             objects -= set(event.makes)
-            if event.writes or made:  # else it shows a part of what is there, and reads nothing
+            if event.writes or fresh:  # else it shows a part of what is there, and reads nothing
                 contents |= {v.storage for v in event.reads if v not in overwritten}
             objects |= set(event.reads)
         return found[::-1]
 
 
+def room(event: Event) -> Event:
+    """An event that only makes room for what its operation made."""
+    (view,) = event.makes
+    op = replace(
+        event.op,
+        target="aten.empty.memory_format",
+        args=(view.shape,),
+        kwargs=(("dtype", TorchConstant(view.dtype)),),
+        arg_names=("size",),
+        random=False,
+        spelling="torch",
+    )
+    return replace(event, op=op, reads=())
+
+
 def literal(name: str, value: torch.Tensor) -> Op:
     """A constant, written out."""
     return Op(
-        name=f"literal_{name}", target="ppc.tensor", args=(to_arg(value.tolist(), lambda _: None),),
+        name=f"literal_{name}", target="ppc.tensor.default", args=(to_arg(value.tolist(), lambda _: None),),
         kwargs=(("dtype", to_arg(value.dtype, lambda _: None)),), arg_names=("data",), outputs=(name,), call=("", 0),
     )  # fmt: skip

@@ -40,7 +40,7 @@ def run_op(op: Op, lookup: Callable[[Ref | State], object], batch: int = 0) -> o
     """Run one op."""
     args = [value(a, lookup, batch) for a in op.args]
     kwargs = {key: value(a, lookup, batch) for key, a in op.kwargs}
-    if op.target == "ppc.tensor":
+    if op.target == "ppc.tensor.default":
         return torch.tensor(*args, **kwargs)  # type: ignore[arg-type]
     return function(op.target)(*args, **kwargs)
 
