@@ -20,7 +20,11 @@ def make_spec(folder: Path, code: str = linear, **sections) -> Spec:
     (folder / "net.py").write_text(f"import torch\nimport torch.nn as nn\n\n{code}")
     tree = {
         "model": {"factory": "net.py:build", "loss": "mse_loss"},
-        "data": {"source": "random", "samples": 10, "fields": {"x": {"shape": [5]}, "y": {}}},
+        "data": {
+            "source": "random",
+            "samples": 10,
+            "fields": {"x": {"shape": [5]}, "y": {"shape": [1]}},
+        },
         "train": {"global_batch": 4, "steps": 3, "optimizer": {"name": "sgd", "lr": 0.1}},
         "cluster": {"devices_per_node": 1, "device": "cpu"},
         "parallel": {"pipeline": 1, "microbatches": 2},

@@ -1,5 +1,6 @@
 """The reference run equals a loop written by hand, in all that a spec can ask of it."""
 
+import copy
 import math
 import zlib
 
@@ -210,6 +211,34 @@ def test_a_microbatch_without_samples_is_left_out(tmp_path):
     y = torch.randn(1, generator=generator(f"0 y {last}"))
     expected = F.mse_loss(F.linear(x, state["weight"], state["bias"]), y)
     assert trace.losses[1].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_following_another_run_each_step_starts_from_its_weights(tmp_path):
+    spec = net_spec(tmp_path, optimizer=ADAMW)
+    graph = segment(capture(spec))
+    free = run_reference(spec, graph)
+    same = run_reference(spec, graph, follow=free.steps)
+    assert same.losses == free.losses
+    other = copy.deepcopy(free.steps)
+    other[1].gradients["blocks.0.up.weight"].mul_(3)
+    other[1].state["norm.running_mean"] += 1
+    other[1].state["blocks.1.up.weight"] += 1
+    trace = run_reference(spec, graph, follow=other)
+    assert trace.losses[:2] == free.losses[:2]
+    assert trace.losses[2] != free.losses[2]
+    name = "blocks.0.up.weight"  # its own gradient, but the step that the other's makes
+    assert torch.equal(trace.steps[1].gradients[name], free.steps[1].gradients[name])
+    parameter = nn.Parameter(free.initial[name].clone())
+    optimizer = adamw([parameter])
+    for step, gradients in enumerate((free.steps[0].gradients, other[1].gradients)):
+        optimizer.param_groups[0]["lr"] = 0.01
+        parameter.grad = gradients[name]
+        optimizer.step()
+        if step == 0:
+            parameter.data = other[0].state[name].clone()
+    assert torch.allclose(trace.steps[1].state[name], parameter, rtol=1e-6, atol=1e-7)
+    mean = trace.steps[2].state["norm.running_mean"] - free.steps[2].state["norm.running_mean"]
+    assert mean.mean().item() == pytest.approx(0.9**2, abs=0.05)  # 1, after two microbatches
 
 
 def test_it_leaves_torch_as_it_was(tmp_path):

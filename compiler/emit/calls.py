@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ..ir.graph import Arg, Call, Ref, State, references
 from .attributes import Attributes
 from .body import Spelled, Writer
+from .boundary import free
 from .expression import call
 from .ops import spell_arg
 from .tree import Item, Tree, is_leaf
@@ -41,12 +42,24 @@ def signature(hints: Mapping[str, str], item: Item) -> Signature:
             del wanted[ref]
         positional += len(set(refs)) if index < noted.positional else 0
     arguments += [(hints.get(value, value), value) for value in wanted]
+    arguments = unique(arguments)
     states = dict.fromkeys(
         ref.fqn for op in item.ops for ref in op.operands
         if isinstance(ref, State) and not ref.fqn.startswith(f"{noted.path}.")
     )  # fmt: skip
     outside = tuple((fqn.rpartition(".")[2], fqn) for fqn in states)
     return Signature(tuple(arguments), outside, positional, item.makes)
+
+
+def unique(arguments: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Arguments whose names differ."""
+    taken: set[str] = set()
+    result = []
+    for name, value in arguments:
+        own = free(name, taken)
+        taken.add(own)
+        result.append((own, value))
+    return result
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from ..ir.graph import Graph, TensorMeta
+from ..ir.graph import Dim, Graph
 from ..ir.program import Edge, Program
 from ..ir.spec import SGD, AdamW, Spec
 from ..ir.unit import Unit
 from .data import DataView
 from .job import Job, dtypes
 from .layout import wrap
-from .steps import is_general, variable
+from .steps import is_general, message_shape, variable
 
 
 def check_lines(program: Program, data: DataView | None) -> Iterator[str]:
@@ -27,10 +27,8 @@ def check_lines(program: Program, data: DataView | None) -> Iterator[str]:
             yield from wrap(f"edges = [{names}]", 0)
             short = "for edge in edges:"
         yield short
-        shown = (
-            "describe(edge.empty(0))" if is_general(program) else "str((edge.dtype, *edge.shape))"
-        )
-        yield f"    facts[edge.name] = {shown}"
+        one = "edge.room(1)" if is_general(program) else "[((1, *edge.shape), edge.dtype)]"
+        yield f"    facts[edge.name] = str({one})"
     yield "ranks = [None] * WORLD_SIZE"
     yield "dist.all_gather_object(ranks, facts)"
     yield "for fact in sorted(set().union(*ranks)):"
@@ -130,16 +128,20 @@ def edge_lines(job: Job, program: Program) -> Iterator[str]:
 def room_of(edge: Edge, default: str, *, general: bool) -> list[str]:
     """The room that a message takes: of one sample, or as a function of their number."""
     if general:
-        return [f"lambda n: [{', '.join(empty_text(meta, default) for _, meta in edge.values)}]"]
+        rooms = [
+            f"({show_shape(message_shape(edge, meta))}, torch.{meta.dtype})"
+            for _, meta in edge.values
+        ]
+        return [f"lambda n: [{', '.join(rooms)}]"]
     ((_, meta),) = edge.values
-    sizes = [str(size) for size in meta.shape[1:]]
+    sizes = [str(size) for size in message_shape(edge, meta)[1:]]
     return sizes if meta.dtype == default else [*sizes, f"dtype=torch.{meta.dtype}"]
 
 
-def empty_text(meta: TensorMeta, default: str) -> str:
-    sizes = ", ".join(str(size).replace("batch", "n") for size in meta.shape)
-    dtype = "" if meta.dtype == default else f", dtype=torch.{meta.dtype}"
-    return f"torch.empty({sizes}{dtype}, device=device)"
+def show_shape(shape: tuple[int | Dim, ...]) -> str:
+    """`(n, 128)`, n being the number of samples."""
+    sizes = ", ".join(str(size).replace("batch", "n") for size in shape)
+    return f"({sizes}{',' if len(shape) == 1 else ''})"
 
 
 def optimizer_lines(spec: Spec, unit: Unit) -> Iterator[str]:

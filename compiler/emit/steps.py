@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InternalError
-from ..ir.graph import Dim
+from ..ir.graph import Dim, TensorMeta
 from ..ir.plan import Plan
 from ..ir.program import (
     Compute,
@@ -112,6 +112,12 @@ class StepWriter:
         for edge in self.incoming("activations"):
             names = [received[value] for value, _ in edge.values]
             yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take(mb)"
+            for value, meta in edge.values:
+                if meta.order:  # back from the order of memory, in which it was sent
+                    inverse = ", ".join(
+                        str(meta.order.index(dim)) for dim in range(len(meta.order))
+                    )
+                    yield f"{received[value]} = {received[value]}.permute({inverse})"
             yield from (f"{received[v]}.requires_grad_()" for v, _ in edge.values if v in gradients)
         if len(self.fields) > 1:
             yield f"{', '.join(self.fields)} = batch[mb]"
@@ -121,6 +127,8 @@ class StepWriter:
         yield from self.compute(call)
         if has_backward:
             kept = [received[v] for v in received if v in gradients] + self.sources()
+            if self.is_last:
+                kept[-1] += " / MICROBATCHES" if self.plan.even else " * (sizes[mb] / sum(sizes))"
             yield f"live[mb] = {', '.join(kept)}"
 
     def received_name(self, value: str, produced: set[str | None]) -> str:
@@ -130,16 +138,14 @@ class StepWriter:
     def compute(self, call: str) -> Iterator[str]:
         """The stage's call and what follows from its results."""
         if self.is_last:
-            if self.plan.even:
-                yield from wrap(f"loss = {call} / MICROBATCHES", 0)
-            else:
-                yield from wrap(f"loss = {call} * (sizes[mb] / sum(sizes))", 0)
-            yield "losses.append(loss.detach())"
+            share = "" if self.plan.even else " * sizes[mb] / sum(sizes)"
+            yield from wrap(f"loss = {call}", 0)
+            yield f"losses.append(loss.detach().double(){share})"
             return
         yield from wrap(f"{', '.join(self.names[value] for value in self.results)} = {call}", 0)
         for edge in self.outgoing("activations"):
-            values = ", ".join(self.names[value] for value, _ in edge.values)
-            yield f"{variable(edge, self.program.rank)}.send({values})"
+            values = ", ".join(in_memory_order(self.names[v], meta) for v, meta in edge.values)
+            yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
 
     def sources(self) -> list[str]:
         """Where a backward starts: the loss, or the outputs whose gradients come back."""
@@ -170,7 +176,7 @@ class StepWriter:
         }
         for edge in self.outgoing("gradients"):
             values = ", ".join(f"{produced_names[value]}.grad" for value, _ in edge.values)
-            yield f"{variable(edge, self.program.rank)}.send({values})"
+            yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
 
     def several(self, edges: Sequence[Edge]) -> Iterator[str]:
         """Gradients of several outputs, or of one from several stages."""
@@ -203,7 +209,7 @@ class StepWriter:
         for edge in [e for e in self.edges if e.source == self.program.rank]:
             yield f"    {variable(edge, self.program.rank)}.wait()"
         if self.is_last:
-            yield "    loss = torch.stack(losses).sum()"
+            yield f"    loss = torch.stack(losses).{'mean' if self.plan.even else 'sum'}()"
             yield "    losses.clear()"
             yield "    return loss"
 
@@ -315,5 +321,18 @@ def is_general(program: Program) -> bool:
     """Whether a message of this rank is more than one tensor, or its samples are not its first
     dimension."""
     return any(
-        len(edge.values) > 1 or edge.values[0][1].shape[:1] != (Dim(1),) for edge in program.edges
+        len(edge.values) > 1 or message_shape(edge, edge.values[0][1])[:1] != (Dim(1),)
+        for edge in program.edges
     )
+
+
+def in_memory_order(name: str, meta: TensorMeta) -> str:
+    """A value as it is sent: with its memory's outermost dimension first."""
+    return f"{name}.permute({', '.join(map(str, meta.order))})" if meta.order else name
+
+
+def message_shape(edge: Edge, meta: TensorMeta) -> tuple[int | Dim, ...]:
+    """The shape in which a value goes over an edge; gradients go as they are."""
+    if edge.kind == "gradients" or not meta.order:
+        return meta.shape
+    return tuple(meta.shape[dim] for dim in meta.order)

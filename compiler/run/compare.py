@@ -57,8 +57,6 @@ class Comparison:
     """The worst of each kind and step. Prints as a table."""
 
     rows: tuple[Row, ...]
-    hint: str = ""
-    """What to do where they are not equal."""
 
     @property
     def ok(self) -> bool:
@@ -70,8 +68,7 @@ class Comparison:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         padded = (map(str.ljust, line, widths) for line in lines)
         table = "\n".join("  ".join(line).rstrip() for line in padded)
-        verdict = "equal" if self.ok else f"NOT EQUAL\n{self.hint}".rstrip()
-        return f"{table}\n{verdict}"
+        return f"{table}\n{'equal' if self.ok else 'NOT EQUAL'}"
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -108,10 +105,6 @@ class Compare:
     parameters: Mapping[str, Parameter]
     """Of the graph: which names are one tensor, which are buffers, which a state dict has."""
     limit: float
-    updates: Sequence[Sequence[Tensors]] | None = None
-    """By rank and step, what the optimizer makes of the rank's own gradients. A parameter that
-    equals it is right, whatever the user's model has: an adaptive optimizer turns gradients that
-    are nothing but rounding into steps as long as any other, and no two programs round alike."""
 
     def rows(self) -> Iterator[Row]:
         yield from self.initial()
@@ -156,28 +149,22 @@ class Compare:
         """Parameters and buffers; a rank without an optimizer tells only the last."""
         last = step == len(self.reference.steps) - 1
         held = []
-        for index, rank in enumerate(self.ranks):
+        for rank in self.ranks:
             if step < len(rank.steps):
                 held.append(rank.steps[step].state)
-                updates = self.updates[index][step] if self.updates else {}
-                yield from self.state(step, rank.steps[step].state, updates)
+                yield from self.state(step, rank.steps[step].state)
             elif not rank.steps:
                 held.append(rank.final)
-                yield from self.state(step, rank.final, {}) if last else ()
+                yield from self.state(step, rank.final) if last else ()
         yield from self.missing("parameter", step, held, self.persistent())
 
-    def state(self, step: int, tensors: Tensors, updates: Tensors) -> Iterator[Row]:
+    def state(self, step: int, tensors: Tensors) -> Iterator[Row]:
         expected, canonical = self.reference.steps[step].state, self.canonical()
-        redone = {canonical.get(name, name): tensor for name, tensor in updates.items()}
         for name, tensor in self.known(tensors):
             fqn = canonical.get(name, name)
             buffer = fqn in self.parameters and self.parameters[fqn].buffer
             kind: Kind = "buffer" if buffer else "parameter"
-            row = measure(kind, step, name, tensor, expected, self.limit)
-            if row.difference is not None and fqn in redone:
-                again = measure(kind, step, name, tensor, {name: redone[fqn]}, self.limit)
-                row = min(row, again, key=Row.badness)
-            yield row
+            yield measure(kind, step, name, tensor, expected, self.limit)
 
     def canonical(self) -> dict[str, str]:
         """Each name of a tensor -> its first."""

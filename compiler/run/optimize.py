@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from ..ir.spec import Train
-from .observe import Recording, Tensors, copy
 
 classes: Mapping[str, Callable[..., Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -42,25 +41,3 @@ def learning_rate(train: Train, step: int, steps: int) -> float:
         fall = 0.5 * (1 + math.cos(math.pi * progress))
         return lr * (course.final + (1 - course.final) * fall)
     return lr
-
-
-def redo_updates(recording: Recording, train: Train, steps: int) -> list[dict[str, Tensor]]:
-    """What the optimizer makes of the gradients that a rank itself had: its parameters by step.
-
-    `steps` is the length of the training. Parameters that never have a gradient are left out.
-    """
-    trained = {name for step in recording.steps for name in step.gradients}
-    parameters = {name: nn.Parameter(recording.initial[name].clone()) for name in sorted(trained)}
-    if not parameters:
-        return [{} for _ in recording.steps]
-    optimizer, states = make_optimizer(train, list(parameters.items())), []
-    for index, step in enumerate(recording.steps):
-        set_gradients(parameters, step.gradients)
-        step_optimizer(optimizer, train, index, steps)
-        states.append({name: copy(parameter) for name, parameter in parameters.items()})
-    return states
-
-
-def set_gradients(parameters: Mapping[str, nn.Parameter], gradients: Tensors) -> None:
-    for name, parameter in parameters.items():
-        parameter.grad = gradients[name].clone() if name in gradients else None

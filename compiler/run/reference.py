@@ -5,12 +5,17 @@ definition and shares no code with what is emitted: the user's factory builds th
 recorded weights are loaded into it, data is read by `data`, randomness is seeded by hooks, torch's
 autograd sums over the microbatches.
 
+It may follow the scripts' own run: each step then starts from their weights, buffers and optimizer
+state. Differences do not grow so: an adaptive optimizer makes steps as long as any other of a
+gradient that is nothing but rounding, a ReLU makes jumps of it, and no two programs round alike.
+Still nothing escapes, since every step is compared, from the same weights on.
+
 It runs in the calling process, whatever has run there before: nothing is forked (a fork server is a
 fresh interpreter, so the threads that torch may start here do it no harm), the number of threads is
 one for the time of the run, and torch's generator is given back as it was.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,13 +54,15 @@ def run_reference(
     spec: Spec,
     graph: Graph,
     steps: int | None = None,
+    *,
     saved: Mapping[str, Tensor] | None = None,
+    follow: Sequence[Step] = (),
 ) -> Trace:
     """Train for `steps` steps, all by default.
 
     Before: `graph` is the spec's, with layers; `saved` has the first values that it has no recipe
-    for, those of a new model by default. Raises CaptureError where the user's code fails, RunError
-    where its randomness cannot be followed.
+    for, those of a new model by default; `follow` is what other programs did. Raises CaptureError
+    where the user's code fails, RunError where its randomness cannot be followed.
     """
     with one_thread(), torch.random.fork_rng(devices=[]), default_dtype(spec.train.precision):
         model = build_model(spec)
@@ -66,7 +73,7 @@ def run_reference(
         training, samples = make_training(spec, model, binding), read_samples(spec)
         initial = full_state(model)
         length = total_steps(spec, samples.count)
-        run = train(spec, training, samples, graph, min(steps or length, length))
+        run = train(spec, training, samples, graph, min(steps or length, length), follow)
         losses, taken = zip(*run, strict=True)
     return Trace(initial, losses, taken, check_recipes(graph, real, values))
 
@@ -83,7 +90,12 @@ def one_thread() -> Iterator[None]:
 
 
 def train(
-    spec: Spec, training: Training, samples: Samples, graph: Graph, steps: int
+    spec: Spec,
+    training: Training,
+    samples: Samples,
+    graph: Graph,
+    steps: int,
+    follow: Sequence[Step],
 ) -> Iterator[tuple[Tensor, Step]]:
     """Loss, gradients and new state of each step."""
     model, length = training.model, total_steps(spec, samples.count)
@@ -94,9 +106,13 @@ def train(
             loss = accumulate(spec, training, samples, seeder, step)
             if spec.train.clip_norm is not None:
                 clip(model, spec.train.clip_norm)
-            gradients = gradients_of(model)
+            gradients = {name: copy(tensor) for name, tensor in live_gradients(model).items()}
+            if step < len(follow):
+                overwrite(live_gradients(model), follow[step].gradients)
             step_optimizer(optimizer, spec.train, step, length)
             yield loss, Step(gradients, full_state(model))
+            if step < len(follow):
+                overwrite(live_state(model), follow[step].state)
 
 
 def accumulate(
@@ -126,6 +142,19 @@ def clip(model: nn.Module, norm: float) -> None:
     nn.utils.clip_grads_with_norm_(model.parameters(), norm, nn.utils.get_total_norm(gradients))
 
 
-def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+def live_gradients(model: nn.Module) -> dict[str, Tensor]:
     named = model.named_parameters(remove_duplicate=False)
-    return {name: copy(p.grad) for name, p in named if p.grad is not None}
+    return {name: p.grad for name, p in named if p.grad is not None}
+
+
+def live_state(model: nn.Module) -> dict[str, Tensor]:
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def overwrite(held: Tensors, values: Tensors) -> None:
+    """Take over the values that fit; what does not is found by comparing."""
+    with torch.no_grad():
+        for name, tensor in held.items():
+            if name in values and values[name].shape == tensor.shape:
+                tensor.copy_(values[name])

@@ -62,30 +62,56 @@ def build_model(spec: Spec) -> nn.Module:
     """The user's model, really. Its random numbers start from the spec's seed."""
     torch.manual_seed(spec.train.seed)
     with default_dtype(spec.train.precision):
-        model = call(spec.model.factory, spec.folder, spec.at("model.factory"))
-        check_model(model, spec)
-        return model.to(dtypes[spec.train.precision]) if spec.train.precision == "fp64" else model  # type: ignore[attr-defined, no-any-return]
+        return make_model(spec)
 
 
 def build_fake(spec: Spec) -> Built:
     """The user's model without values, its initialisation recorded."""
     mode, recorder = fake_mode(), Recorder()
-    with default_dtype(spec.train.precision), mode, recorder, one_trunc_normal(record_trunc_normal):
-        model = call(spec.model.factory, spec.folder, spec.at("model.factory"))
-        check_model(model, spec)
-        if spec.train.precision == "fp64":
-            model.to(torch.float64)  # type: ignore[attr-defined]
-    recipes = {name: recorder.recipe(tensor) for name, tensor in state_tensors(model)}  # type: ignore[arg-type]
-    make_fake(model, mode)  # type: ignore[arg-type]
-    return Built(model, mode, assign_seeds(recipes))  # type: ignore[arg-type]
+    with (
+        default_dtype(spec.train.precision),
+        mode,
+        recorder,
+        one_trunc_normal(record_trunc_normal),
+    ):
+        model = make_model(spec)
+    recipes = {name: recorder.recipe(tensor) for name, tensor in state_tensors(model)}
+    make_fake(model, mode)
+    return Built(model, mode, assign_seeds(recipes))
 
 
-def check_model(model: object, spec: Spec) -> None:
+def make_model(spec: Spec) -> nn.Module:
+    """Call the factory; for proofs in float64 all of the model is, whatever dtypes it names."""
+    model = call(spec.model.factory, spec.folder, spec.at("model.factory"))
     if not isinstance(model, nn.Module):
         raise CaptureError(
             f"{spec.model.factory.target} returned {type(model).__name__}, not a torch.nn.Module",
             spec.at("model.factory"),
         )
+    if spec.train.precision == "fp64":
+        to_float64(model)
+    return model
+
+
+def to_float64(model: nn.Module) -> None:
+    """model.to(torch.float64), which tensors without values do not allow; ties are kept."""
+    known: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, tensor in store.items():
+                if (
+                    tensor is None
+                    or not tensor.is_floating_point()
+                    or tensor.dtype == torch.float64
+                ):
+                    continue
+                if id(tensor) not in known:
+                    converted = tensor.detach().to(torch.float64)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    known[id(tensor)] = (
+                        nn.Parameter(converted, tensor.requires_grad) if is_parameter else converted
+                    )
+                store[name] = known[id(tensor)]  # type: ignore[assignment]
 
 
 def state_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -281,4 +281,7 @@ def users_location(node: Node) -> Location | None:
 
 
 def meta_of(value: torch.Tensor) -> TensorMeta:
-    return TensorMeta(tuple(int(size) for size in value.shape), dtype_name(value.dtype))
+    order = tuple(sorted(range(value.dim()), key=lambda dim: -value.stride(dim)))
+    dense = value.permute(order).is_contiguous() and not value.is_contiguous()
+    shape = tuple(int(size) for size in value.shape)
+    return TensorMeta(shape, dtype_name(value.dtype), order=order if dense else ())
