@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the user's mistake, 2 wrong usage, 70 a bug of ppc. Text i
 import errno
 import json
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -66,7 +67,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def note_json(ctx: typer.Context, given: bool) -> bool:  # noqa: FBT001  # typer's signature
+def note_json(ctx: typer.Context, given: bool) -> bool:  # typer's signature
     ctx.meta[in_json] = given
     return given
 
@@ -84,7 +85,7 @@ app = typer.Typer(
 )
 
 
-def print_version(given: bool) -> None:  # noqa: FBT001  # typer's signature
+def print_version(given: bool) -> None:  # typer's signature
     if given:
         typer.echo(f"ppc {__version__}")
         raise typer.Exit
@@ -191,7 +192,7 @@ def compile_(
 
     spec = load(spec_file)
     folder = output or Path("generated") / spec.name
-    made = pipeline.compile(spec)
+    made = pipeline.compile(spec, folder, tell)
     write(made, folder)
     if as_json:
         print_json({"ok": True, "folder": folder, "files": [file.path for file in made]})
@@ -201,6 +202,14 @@ def compile_(
             f"wrote {', '.join(file.path for file in made)} in {folder}; start it there with"
         )
         typer.echo(f"torchrun --standalone --nproc-per-node {ranks} run.py")
+
+
+def tell(name: str, form: object) -> None:
+    """Progress, on a terminal, and what the user should know about the model."""
+    if sys.stderr.isatty():
+        typer.secho(f"{name} done", fg="bright_black", err=True)
+    for message in getattr(form, "messages", ()) if name == "capture" else ():
+        typer.echo(f"note: {message}", err=True)
 
 
 @app.command()

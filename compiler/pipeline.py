@@ -70,7 +70,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     graph = checked("segment", segment(graph), verify_graph)
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
-    check_capture(spec, graph, plan.microbatch_size)
+    check_capture(spec, graph, plan)
     units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))
     schedule = checked(
         "order", order(plan, spec.parallel.schedule), lambda s: verify_schedule(s, plan)

@@ -10,24 +10,43 @@ from ..frontend.capture.build import build_fake, build_model, default_dtype, sta
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.replay import run_op
 from ..frontend.capture.training import Training, make_training
+from ..frontend.capture.user import users_errors
+from ..frontend.samples import read_samples
 from ..ir.graph import Graph, Ref, State
-from ..ir.spec import Spec
-from ..run.data import read_samples
+from ..ir.plan import Plan
+from ..ir.spec import Random, Spec
 from .listing import first_difference, list_operations
 from .outcome import Outcome, differences, finish, is_small, run_graph, tolerance_of
 
 report = "this is a limit of ppc's capture; please report it with the model"
 
 
-def check_capture(spec: Spec, graph: Graph, batch: int) -> None:
+def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
     """Compare the graph with the user's model: loss, gradients and buffers of one microbatch when it
-    is small, lists of operations when it is large. Raises CaptureError where they differ."""
-    with default_dtype(spec.train.precision):
-        if is_small(graph, batch):
-            found = next(compare_numbers(spec, graph, batch), None)
-        else:
-            found = compare_listings(spec, graph, batch)
+    is small, lists of operations when it is large; at the largest and the smallest microbatch.
+    Raises CaptureError where they differ."""
+    for batch in microbatch_sizes(spec, plan):
+        with default_dtype(spec.train.precision):
+            if is_small(graph, batch):
+                found = next(compare_numbers(spec, graph, batch), None)
+            else:
+                found = compare_listings(spec, graph, batch)
+        refuse(spec, found, batch)
+
+
+def microbatch_sizes(spec: Spec, plan: Plan) -> tuple[int, ...]:
+    """The largest and the smallest that a training can have."""
+    counts = [spec.train.global_batch]
+    if spec.data.last_batch == "keep":
+        left = spec.data.samples % counts[0] if isinstance(spec.data, Random) else 1
+        counts += [left] if left else []
+    sizes = {size for count in counts for size in plan.sizes(count) if size}
+    return tuple(sorted({max(sizes), min(sizes)}, reverse=True))
+
+
+def refuse(spec: Spec, found: str | None, batch: int) -> None:
     if found:
+        found = f"{found}, in a microbatch of {batch} sample{'s' * (batch > 1)}"
         raise CaptureError(
             f"the captured graph is not the model: {found}", spec.at("model.factory"), report
         )
@@ -63,7 +82,8 @@ def read_state(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
 def run_model(graph: Graph, training: Training, inputs: tuple[Tensor, ...]) -> Outcome:
     """The user's own model."""
     training.model.zero_grad()
-    loss = training(*inputs)
+    with users_errors(None, f"the model failed on a microbatch of {len(inputs[0])} samples"):
+        loss = training(*inputs)
     state = dict(state_tensors(training.model))
     return finish(
         loss, state, {fqn for fqn, p in graph.parameters.items() if p.buffer and fqn in state}

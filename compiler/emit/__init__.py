@@ -1,0 +1,1 @@
+"""From programs to text: classes lifted from the graph, views for the templates, files."""

@@ -6,10 +6,11 @@ is sent. Readers need torch alone.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from ..ir.graph import Graph, TensorMeta
+from ..ir.graph import TensorMeta
 from ..ir.plan import Plan
-from ..ir.spec import Arrays, Dataset, Factory, Random, RandomField, Spec, Text, Value
+from ..ir.spec import Arrays, Data, Dataset, Factory, Random, RandomField, Spec, Text, Value
 from ..ir.unit import Unit
 from .expression import quote
 from .layout import wrap
@@ -21,7 +22,9 @@ class DataView:
     """What the templates show of the data."""
 
     reader: tuple[str, ...]
-    """Functions that open the data or draw a sample."""
+    """What opens the data, or draws a sample."""
+    reads: Literal["safetensors", "npy", ""]
+    """A kind of file that the script has to read by itself."""
     start: tuple[str, ...]
     """Statements of the start that open it and count its samples."""
     batch: tuple[str, ...]
@@ -40,9 +43,7 @@ class DataView:
     """For the docstring."""
 
 
-def view_data(
-    spec: Spec, plan: Plan, unit: Unit, graph: Graph, paths: Sequence[str]
-) -> DataView | None:
+def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataView | None:
     """None for a rank that needs neither samples nor their number. `paths`: the data's files as the
     script finds them, relative to its folder."""
     needs_count = not plan.even or spec.train.epochs is not None
@@ -54,13 +55,14 @@ def view_data(
     elif isinstance(data, Random):
         parts = view_random(data, unit)
     elif isinstance(data, Arrays):
-        parts = view_arrays(data, unit, graph, paths)
+        parts = view_arrays(data, unit, paths)
     else:
-        parts = view_dataset(data, unit, graph, paths)
+        parts = view_dataset(data, unit, paths)
     drop = data.last_batch == "drop"
     fields = [clean(i.name) for i in unit.inputs]
     return DataView(
         reader=parts.reader,
+        reads=read_kind(data),
         start=(*parts.start, *count_lines(spec, drop)),
         batch=batch_lines(parts, fields, plan) if unit.inputs else (),
         sizes=not plan.even,
@@ -87,6 +89,12 @@ class Parts:
     """Imports of the user's own."""
     constants: tuple[str, ...]
     described: str
+
+
+def read_kind(data: Data) -> Literal["safetensors", "npy", ""]:
+    if not isinstance(data, Arrays):
+        return ""
+    return "safetensors" if isinstance(data.files, str) else "npy"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -188,38 +196,24 @@ def draw_lines(name: str, field: str, form: RandomField) -> list[str]:
     return [f"{name} = draw_field(samples, {quote(field)}, {fill})", cast]
 
 
-def view_arrays(data: Arrays, unit: Unit, graph: Graph, paths: Sequence[str]) -> Parts:
+def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
     fields = [i.field for i in unit.inputs]
     if isinstance(data.files, str):
-        reader, start = (
-            safetensors_reader,
-            [f"arrays = read_safetensors(FOLDER / {quote(paths[0])})"],
-        )
+        start = [f"arrays = read_safetensors(FOLDER / {quote(paths[0])})"]
         first = f"arrays[{quote(fields[0])}]" if fields else "next(iter(arrays.values()))"
     else:
-        used = {
-            name: path
-            for name, path in zip(data.files, paths, strict=True)
-            if name in fields or not fields
-        }
-        used = used if fields else dict(list(used.items())[:1])
-        reader = npy_reader
-        start = [
-            "arrays = {",
-            *(
-                f"    {quote(name)}: read_npy(FOLDER / {quote(path)}),"
-                for name, path in used.items()
-            ),
-            "}",
-        ]
-        first = f"arrays[{quote(next(iter(used)))}]"
+        files = dict(zip(data.files, paths, strict=True))
+        used = fields or list(files)[:1]  # without a field, just to count the samples
+        start = ["arrays = {}"]
+        start += [f"arrays[{quote(f)}] = read_npy(FOLDER / {quote(files[f])})" for f in used]
+        first = f"arrays[{quote(used[0])}]"
     read = []
     for i in unit.inputs:
         cast = ".to(torch.get_default_dtype())" if i.meta.dtype.startswith("float") else ""
         read.append(f"{clean(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
     return Parts(
-        reader=(*reader.rstrip().splitlines(), "", ""),
-        start=(*start, f"SAMPLES = len({first})"),
+        reader=(*start, f"SAMPLES = len({first})", "", ""),
+        start=(),
         read=tuple(read),
         fact="SAMPLES",
         modules=(),
@@ -228,55 +222,23 @@ def view_arrays(data: Arrays, unit: Unit, graph: Graph, paths: Sequence[str]) ->
     )
 
 
-npy_reader = '''def read_npy(path):
-    """An npy file, mapped into memory."""
-    with open(path, "rb") as file:
-        magic = file.read(8)
-        long = magic[6] > 1
-        (length,) = struct.unpack("<I" if long else "<H", file.read(4 if long else 2))
-        header = ast.literal_eval(file.read(length).decode())
-        offset = file.tell()
-    dtype = NPY_DTYPES[header["descr"].lstrip("<|=")]
-    storage = torch.UntypedStorage.from_file(str(path), False, os.path.getsize(path))
-    flat = torch.tensor([], dtype=torch.uint8).set_(storage)[offset:].view(dtype)
-    shape = header["shape"]
-    return flat.view(shape[::-1]).permute(*range(len(shape))[::-1]) if header["fortran_order"] else flat.view(shape)
-'''
-
-safetensors_reader = '''def read_safetensors(path):
-    """The tensors of a safetensors file, mapped into memory."""
-    with open(path, "rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    storage = torch.UntypedStorage.from_file(str(path), False, os.path.getsize(path))
-    flat = torch.tensor([], dtype=torch.uint8).set_(storage)[8 + length :]
-    tensors = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, stop = entry["data_offsets"]
-            tensors[name] = flat[start:stop].view(DTYPES[entry["dtype"]]).view(entry["shape"])
-    return tensors
-'''
-
-
-def view_dataset(data: Dataset, unit: Unit, graph: Graph, paths: Sequence[str]) -> Parts:
+def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
     place, _, name = data.source.partition(":")
     module = paths[0].removesuffix(".py") if place.endswith(".py") else place
     arguments = ", ".join(f"{key}={spell_value(value)}" for key, value in data.args.items())
     read = ["rows = [dataset[i] for i in samples.tolist()]"]
     for i in unit.inputs:
-        key = str(data.fields.index(i.field)) if data.fields else quote(i.field)
-        cast = f".to({dtype_text(i.meta)})"
-        read.append(
-            f"{clean(i.name)} = torch.stack([torch.as_tensor(row[{key}]) for row in rows]){cast}"
+        row = (
+            "row" if i.key is None else f"row[{quote(i.key) if isinstance(i.key, str) else i.key}]"
         )
-    top = name.partition(".")[0]
+        stacked = f"torch.stack([torch.as_tensor({row}) for row in rows])"
+        read.append(f"{clean(i.name)} = {stacked}.to({dtype_text(i.meta)})")
     return Parts(
-        reader=(),
-        start=(f"dataset = {name}({arguments})", "SAMPLES = len(dataset)"),
+        reader=(f"dataset = {name}({arguments})", "SAMPLES = len(dataset)", "", ""),
+        start=(),
         read=tuple(read),
         fact="SAMPLES",
-        modules=(f"from {module} import {top}",),
+        modules=(f"from {module} import {name.partition('.')[0]}",),
         constants=(),
         described=f"{data.source}, a Dataset",
     )

@@ -10,7 +10,7 @@ from ..ir.unit import Unit
 from .data import DataView
 from .job import Job, dtypes
 from .layout import wrap
-from .steps import is_general, message_shape, variable
+from .messages import is_general, message_shape, variable
 
 
 def check_lines(program: Program, data: DataView | None) -> Iterator[str]:

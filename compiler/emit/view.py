@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from ..ir.graph import TensorMeta
 from ..ir.plan import Plan
-from ..ir.program import Collective, Edge, Instruction, Loop, Program
+from ..ir.program import Collective, Instruction, Loop, Program
 from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .classes import Class
@@ -18,8 +18,9 @@ from .expression import number, plain
 from .job import Job, dtypes
 from .layout import wrap
 from .lift import lift
+from .messages import is_general
 from .start import finish_lines, start_lines
-from .steps import StepWriter, is_general, variable
+from .steps import StepWriter
 from .weights import spell_weights
 
 
@@ -27,7 +28,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """The values for rank.py.j2, all but the imports and the compilation's name."""
     spec, plan = job.spec, job.plan
     lifted = lift(job.graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
-    data = view_data(spec, plan, unit, job.graph, job.paths)
+    data = view_data(spec, plan, unit, job.paths)
     weights = spell_weights(job.graph, unit)
     steps = StepWriter(plan, program, unit, job.boundary, lifted.results, seeds=bool(unit.seeds))
     title, manual = describe_rank(job, program, unit, data)

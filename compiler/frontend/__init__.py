@@ -1,0 +1,1 @@
+"""What the user wrote, read: the spec and, in `capture`, the model."""

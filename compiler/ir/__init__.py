@@ -1,0 +1,1 @@
+"""The forms: what passes take and return. No torch, no behaviour beyond printing."""

@@ -17,7 +17,7 @@ class Kind(StrEnum):
 
     F = "F"  # forward
     B = "B"  # backward: input and weight gradients
-    I = "I"  # noqa: E741  # backward, input gradients only
+    I = "I"  # backward, input gradients only
     W = "W"  # backward, weight gradients only
     REDUCE = "Reduce"
     UPDATE = "Update"

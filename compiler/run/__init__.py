@@ -1,0 +1,1 @@
+"""What needs torch after the compile: launching the scripts, the reference run, comparing them."""

@@ -22,8 +22,6 @@ Kind = Literal["recipe", "initial", "loss", "gradient", "parameter", "buffer", "
 kinds: tuple[Kind, ...] = (
     "recipe", "initial", "loss", "gradient", "parameter", "buffer", "saved",
 )  # fmt: skip
-SUM_ULPS = 8
-"""Last bits that a sum over the microbatches of a loss may differ by in the loss's own dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Row:
 
     kind: Kind
     step: int | None
-    """None for what is compared once."""
+    """Counted from 0, and printed from 1; None for what is compared once."""
     name: str
     difference: float | None
     """None: there is no number for it; the note says why."""
@@ -75,7 +73,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row of the table."""
     difference = row.note if row.difference is None else f"{row.difference:.1e}"
     limit = f"{row.limit:.0e}" if row.limit else "0"
-    step = "" if row.step is None else str(row.step)
+    step = "" if row.step is None else str(row.step + 1)
     return row.kind, step, difference, limit, f"{row.failed} of {row.compared}", row.name
 
 
@@ -127,10 +125,10 @@ class Compare:
         if step >= len(self.losses):
             yield Row("loss", step, "loss", None, self.limit, "not in metrics.jsonl")
             return
-        expected = self.reference.losses[step]
-        limit = max(self.limit, SUM_ULPS * torch.finfo(expected.dtype).eps)
         found = torch.tensor(self.losses[step], dtype=torch.float64)
-        yield measure("loss", step, "loss", found, {"loss": expected.double()}, limit)
+        yield measure(
+            "loss", step, "loss", found, {"loss": self.reference.losses[step]}, self.limit
+        )
 
     def gradients(self, step: int) -> Iterator[Row]:
         """As the optimizer reads them; a parameter has one on some rank, or nowhere.

@@ -26,9 +26,9 @@ from ..frontend.capture.build import build_model, default_dtype
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
+from ..frontend.samples import Samples, microbatches, read_samples, samples_of_step, total_steps
 from ..ir.graph import Graph
 from ..ir.spec import Spec
-from .data import Samples, microbatches, read_samples, samples_of_step, total_steps
 from .observe import Step, Tensors, copy
 from .optimize import make_optimizer, step_optimizer
 from .seeding import Seeder, following
@@ -133,7 +133,7 @@ def accumulate(
         if loss.requires_grad:
             (share * loss).backward()
         total += share * loss.item()
-    return torch.tensor(total, dtype=loss.dtype)
+    return torch.tensor(total, dtype=torch.float64)
 
 
 def clip(model: nn.Module, norm: float) -> None:

@@ -24,12 +24,12 @@ from ..errors import RunError
 from ..frontend.capture.build import build_model
 from ..frontend.capture.capture import capture
 from ..frontend.load import load
+from ..frontend.samples import microbatches, read_samples, samples_of_step, total_steps
 from ..ir.graph import Graph
 from ..ir.spec import Spec
 from ..passes.segment import segment
 from . import observe
 from .compare import Compare, Comparison, Row, measure, worst
-from .data import microbatches, read_samples, samples_of_step, total_steps
 from .launch import ForkServer, run_forked, run_torchrun
 from .observe import Recording, Step
 from .reference import Trace, run_reference

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 
-from ...errors import CaptureError, Location
+from ...errors import CaptureError
 from ...ir.graph import Arg, Dim, Items, Op, TensorMeta
 from .convert import Raw
 from .export import RawCall
+from .user import place
 
 
 def batch_sizes(fields: Mapping[str, TensorMeta]) -> tuple[int, int]:
@@ -15,6 +16,23 @@ def batch_sizes(fields: Mapping[str, TensorMeta]) -> tuple[int, int]:
     taken = {size for meta in fields.values() for size in meta.shape}
     primes = (n for n in count(3, 2) if all(n % d for d in range(3, n, 2)) and n not in taken)
     return next(primes), next(primes)
+
+
+def refuse_coupled(raw: Raw) -> None:
+    """Refuse a model that computes with pairs of samples: over microbatches it means something else.
+
+    Raises CaptureError at the user's line.
+    """
+    for op in raw.ops:
+        for name in filter(None, op.outputs):
+            if sum(isinstance(size, Dim) for size in raw.values[name].shape) > 1:
+                file, _, line = op.where.rpartition(":")
+                raise CaptureError(
+                    f"{raw.values[name]} pairs the samples of a microbatch with each other, so several "
+                    "microbatches do not add up to their global batch",
+                    place(file, int(line)) if line else None,
+                    "parallel: {microbatches: 1}",
+                )
 
 
 class Generaliser:
@@ -102,6 +120,6 @@ class Generaliser:
         file, _, line = op.where.rpartition(":")
         return CaptureError(
             f"the model does not compute the same for {self.a} and for {self.b} samples: {how}",
-            Location(file, int(line)) if line else None,
+            place(file, int(line)) if line else None,
             "make it independent of the number of samples, but for sizes that are multiples of it",
         )

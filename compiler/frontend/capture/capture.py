@@ -1,43 +1,19 @@
 """The user's model and loss -> Graph: build without values, trace twice, bring to one form, measure."""
 
-import inspect
-import re
 from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-
-import torch
-from torch import nn
 
 from ...errors import CaptureError
-from ...ir.graph import (
-    Arg,
-    Call,
-    CallId,
-    Graph,
-    Input,
-    Items,
-    Module,
-    Op,
-    Parameter,
-    Recipe,
-    Ref,
-    State,
-    Statement,
-    TensorMeta,
-)
+from ...ir.graph import Graph, TensorMeta
 from ...ir.spec import Spec
-from .arguments import dtype_name
-from .batch import Generaliser, batch_sizes
-from .build import Built, build_fake, default_dtype, state_tensors
-from .canonical import canonicalise, substitute
+from .assemble import assemble
+from .batch import Generaliser, batch_sizes, refuse_coupled
+from .build import Built, build_fake, default_dtype
+from .canonical import canonicalise
 from .convert import Converter, Raw
-from .export import RawCall, export
+from .export import export
 from .fields import bind, read_fields
-from .leaf import constructor
-from .measure import measure
 from .statements import forget
-from .training import Training, make_training, output_name, returned_loss
+from .training import Training, make_training
 
 
 def capture(spec: Spec) -> Graph:
@@ -49,173 +25,31 @@ def capture(spec: Spec) -> Graph:
     fields = read_fields(spec)
     with default_dtype(spec.train.precision):
         built = build_fake(spec)
-        binding = bind(spec, built.model, fields)
-        training = make_training(spec, built.model, binding)
+        training = make_training(spec, built.model, bind(spec, built.model, fields))
         sizes = batch_sizes(fields)
-        raws = [
-            canonicalise(Converter(export(training, built, fields, size)).convert())
-            for size in sizes
-        ]
-        raw = Generaliser(*sizes).merge(*raws)
-        return assemble(raw, built, training, sizes, spec.folder)
+        traces = [trace(training, built, fields, size) for size in sizes]
+        try:
+            raw = Generaliser(*sizes).merge(*traces)
+        except CaptureError as error:
+            size, message = fixed_size(spec, error)
+            raw = trace(training, built, fields, size)
+            return assemble(spec, raw, built, training, (size, size), (message,))
+        if spec.parallel.microbatches > 1:
+            refuse_coupled(raw)
+        return assemble(spec, raw, built, training, sizes, ())
 
 
-def assemble(
-    raw: Raw, built: Built, training: Training, sizes: tuple[int, int], folder: Path
-) -> Graph:
-    """Put the parts together under the user's names."""
-    binding = training.binding
-    names = {
-        old: new if new not in raw.values else old
-        for old, new in zip(raw.inputs, binding.fields, strict=True)
-    }
-    parameters = read_parameters(built, raw)
-    aliases = read_aliases(built.model)
-    canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
-    known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
-    ops = [own_names(rename(op, known, folder), canonical, aliases) for op in raw.ops]
-    values = {names.get(name, name): meta for name, meta in raw.values.items()}
-    measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
-    live = {*names.values(), *(name for op in measured for name in op.outputs if name)}
-    (loss,) = raw.output if isinstance(raw.output, tuple) else (raw.output,)
-    return Graph(
-        model=type(built.model).__name__,
-        inputs=tuple(
-            Input(new, field, metas[new])
-            for new, field in zip(names.values(), binding.fields, strict=True)
-        ),
-        parameters=parameters,
-        modules={
-            path: read_module(path, module, folder) for path, module in built.model.named_modules()
-        },
-        calls={key: finish_call(key, call, raw, known) for key, call in raw.calls.items()},
-        ops=measured,
-        values={name: meta for name, meta in metas.items() if name in live},
-        outputs=(("loss", str(loss)),),
-        canonical=canonical,
-        names=read_names(raw, training),
-        statements={
-            n: Statement(short(s.where, folder), s.targets) for n, s in raw.statements.items()
-        },
-    )
+def trace(training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int) -> Raw:
+    """One microbatch of `batch` samples, in canonical form."""
+    return canonicalise(Converter(export(training, built, fields, batch)).convert())
 
 
-def read_names(raw: Raw, training: Training) -> dict[str, str]:
-    """A name for the model's output, from the loss that takes it."""
-    output = raw.calls["", 0].output
-    named = isinstance(output, Ref) and training.loss is not returned_loss
-    return {output.name: output_name(training.loss)} if named else {}  # type: ignore[union-attr]
+def fixed_size(spec: Spec, error: CaptureError) -> tuple[int, str]:
+    """The one size of microbatch for which a model can be compiled that is not the same for all.
 
-
-def short(where: str, folder: Path) -> str:
-    """A place as people know it: relative to the spec, or to the folder that packages lie in."""
-    path = where.split("site-packages/")[-1]
-    base = f"{folder.resolve()}/"
-    return path.removeprefix(base) if path.startswith(base) else path
-
-
-def rename(op: Op, known: Mapping[str, Arg], folder: Path) -> Op:
-    """The op with the data's names for the inputs."""
-    return replace(
-        op,
-        args=tuple(substitute(a, known) for a in op.args),
-        kwargs=tuple((key, substitute(a, known)) for key, a in op.kwargs),
-        views=tuple(str(known.get(name, name)) for name in op.views),
-        where=short(op.where, folder),
-    )
-
-
-def read_aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Every name of a tied tensor -> all of its names, the first first."""
-    groups: dict[int, list[str]] = {}
-    named = (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    )
-    for name, tensor in named:
-        groups.setdefault(id(tensor), []).append(name)
-    return {name: tuple(names) for names in groups.values() for name in names}
-
-
-def read_parameters(built: Built, raw: Raw) -> dict[str, Parameter]:
-    """Parameters, buffers and plain tensors of the model, then the large literals of forward."""
-    aliases = read_aliases(built.model)
-    parameters = {}
-    for name, tensor in state_tensors(built.model):
-        meta = TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
-        persistent = name in aliases and name in built.model.state_dict()
-        parameters[name] = Parameter(
-            name, meta, built.recipes[name], aliases.get(name, (name,))[1:],
-            buffer=not isinstance(tensor, nn.Parameter), persistent=persistent,
-        )  # fmt: skip
-    used = {str(ref) for op in raw.ops for ref in op.operands if isinstance(ref, State)}
-    for name, value in raw.constants.items():
-        if name in used:
-            meta = TensorMeta(tuple(value.shape), dtype_name(value.dtype))
-            parameters[name] = Parameter(
-                name, meta, Recipe(saved=True), buffer=True, persistent=False
-            )
-    return parameters
-
-
-def own_names(op: Op, canonical: Mapping[str, str], aliases: Mapping[str, tuple[str, ...]]) -> Op:
-    """Export reads every tied tensor by one of its names: read it by the one whose owner is around the op."""
-
-    def own(argument: Arg) -> Arg:
-        if isinstance(argument, State) and len(aliases.get(argument.fqn, ())) > 1:
-            return State(closest(op.call[0], aliases[argument.fqn]))
-        if isinstance(argument, tuple):
-            return tuple(map(own, argument))
-        return argument
-
-    return replace(
-        op, args=tuple(map(own, op.args)), kwargs=tuple((key, own(a)) for key, a in op.kwargs)
-    )
-
-
-def closest(path: str, names: tuple[str, ...]) -> str:
-    """The name whose owner shares most of the path."""
-
-    def shared(name: str) -> int:
-        count = 0
-        for a, b in zip(path.split("."), name.split(".")[:-1], strict=False):
-            if a != b:
-                break
-            count += 1
-        return count
-
-    return max(names, key=shared)
-
-
-def read_module(path: str, module: nn.Module, folder: Path) -> Module:
-    """What emission needs to know of a module."""
-    cls = type(module)
-    try:
-        where = f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):
-        where = ""
-    return Module(
-        path=path,
-        cls=cls.__name__,
-        where="" if cls.__module__.startswith("torch.") else short(where, folder),
-        children=tuple(name for name, _ in module.named_children()),
-        parameters=tuple(name for name, _ in module.named_parameters(recurse=False)),
-        buffers=tuple(name for name, _ in module.named_buffers(recurse=False)),
-        constructor=constructor(module),
-        sequential=isinstance(module, nn.Sequential) and cls.forward is nn.Sequential.forward,
-        indexed=isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential),
-        training=module.training,
-    )
-
-
-def finish_call(key: CallId, call: RawCall, raw: Raw, known: Mapping[str, Arg]) -> Call:
-    arguments = tuple((name, substitute(value, known)) for name, value in call.arguments)
-    statement = raw.call_statements.get(key, 0)
-    return Call(
-        *key,
-        arguments,
-        call.positional,
-        substitute(call.output, known),
-        statement,
-        raw.parents.get(key),
-    )
+    Raises the error where microbatches differ in size.
+    """
+    size, rest = divmod(spec.train.global_batch, spec.parallel.microbatches)
+    if rest or spec.data.last_batch != "drop":
+        raise error
+    return size, f"compiled for microbatches of just {size} samples: {error.message}"

@@ -3,7 +3,7 @@ torch's bookkeeping needs."""
 
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,7 +16,7 @@ from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced
 from .private import inline_region
 from .statements import Frame, frames, statement, users_frame
-from .user import is_users
+from .user import is_users, place
 
 machine_flags = frozenset(("cudnn_enable", "cudnn_enabled"))
 """Torch passes what the machine has; the script's machine decides for itself."""
@@ -57,7 +57,7 @@ class Converter:
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         for node in placeholders:
             self.placeholder(node, specs[node.name])
-        self.walk(program.graph.nodes, grad=True, autocast=None)
+        self.walk(program.graph.nodes, grad=True)
         for index, node in enumerate(placeholders):
             self.nodes[f"arg{index}_1"] = self.nodes[node.name]  # as hooks see it while tracing
         self.raw.calls = {
@@ -81,7 +81,7 @@ class Converter:
         if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
             self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]  # type: ignore[assignment]
 
-    def walk(self, nodes: Iterator[Node], *, grad: bool, autocast: str | None) -> None:
+    def walk(self, nodes: Iterable[Node], *, grad: bool) -> None:
         """Add the ops of a (sub)graph; its placeholders are known already."""
         for node in nodes:
             if node.op == "call_function":
@@ -92,7 +92,7 @@ class Converter:
                     source, index = node.args
                     self.nodes[node.name] = self.nodes[source.name][index]  # type: ignore[union-attr, index]
                 else:
-                    self.op(node, grad=grad, autocast=autocast)
+                    self.op(node, grad=grad)
             elif node.op == "output":
                 self.raw.output = self.rename_nodes(node.args[0])
 
@@ -104,13 +104,19 @@ class Converter:
         grad: bool,
         autocast: str | None,
     ) -> None:
-        """A no_grad or autocast region: its ops in place, marked."""
+        """A no_grad region: its ops in place, marked."""
+        if autocast is not None:
+            raise CaptureError(
+                "an autocast region inside forward is not supported yet",
+                users_location(node),
+                "leave it out; the whole model runs in the spec's precision",
+            )
         outer = self.raw.output
         for inner, value in zip(
             (n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True
         ):
             self.nodes[inner.name] = self.rename_nodes(value)
-        self.walk(iter(graph.nodes), grad=grad, autocast=autocast)
+        self.walk(graph.nodes, grad=grad)
         self.nodes[node.name], self.raw.output = self.raw.output, outer
 
     def rename_nodes(self, value: object) -> Arg:
@@ -127,7 +133,7 @@ class Converter:
             return replace(argument, items=tuple((k, self.rename(v)) for k, v in argument.items))  # type: ignore[type-var]
         return argument
 
-    def op(self, node: Node, *, grad: bool, autocast: str | None) -> None:
+    def op(self, node: Node, *, grad: bool) -> None:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(f"{target} has no form in a script", users_location(node))
@@ -157,7 +163,6 @@ class Converter:
             views=self.aliased(node, write=False),
             random=torch.Tag.nondeterministic_seeded in target.tags and draws(node),
             grad=grad,
-            autocast=autocast,
             where=f"{frame.file}:{frame.line}" if frame else "",
             statement=number,
             at_default=frozenset(
@@ -277,7 +282,7 @@ def draws(node: Node) -> bool:
 
 def users_location(node: Node) -> Location | None:
     frame = users_frame(frames(node.stack_trace))
-    return Location(frame.file, frame.line, 1) if frame else None
+    return place(frame.file, frame.line) if frame else None
 
 
 def meta_of(value: torch.Tensor) -> TensorMeta:

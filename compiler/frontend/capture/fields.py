@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -59,12 +58,12 @@ def is_float(dtype: str) -> bool:
 def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
     """Shape (samples first) and dtype of each array, from the files' headers."""
     if isinstance(data.files, str):
-        from safetensors import safe_open  # noqa: PLC0415  # only for this source
+        from safetensors import safe_open  # only for this source
 
         with safe_open(spec.folder / data.files, framework="pt") as file:
-            metas = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+            metas = {name: file.get_tensor(name) for name in file.keys()}  # not a dict
     else:
-        import numpy  # noqa: ICN001, PLC0415  # only for this source
+        import numpy  # only for this source
 
         metas = {
             name: torch.as_tensor(numpy.load(spec.folder / path, mmap_mode="c"))
@@ -89,23 +88,39 @@ def make_dataset(data: Dataset, spec: Spec) -> object:
 
 def read_sample(spec: Spec, data: Dataset) -> dict[str, TensorMeta]:
     """The fields of a dataset, from its first sample."""
+    sample = first_sample(spec, data)
+    keys = sample_keys(data, sample)
+    tensors = {
+        name: torch.as_tensor(sample if key is None else sample[key])  # type: ignore[index]
+        for name, key in keys.items()
+    }
+    return {name: TensorMeta(tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()}
+
+
+def first_sample(spec: Spec, data: Dataset) -> object:
+    """Sample 0. Raises CaptureError where it cannot be taken apart as the spec says."""
     where = spec.at("data.source")
     dataset = make_dataset(data, spec)
     with users_errors(where, f"{data.source}: reading sample 0 failed"):
-        sample = dataset[0]  # type: ignore[index]
-    if isinstance(sample, Mapping):
-        named = dict(sample)
-    else:
-        values = sample if isinstance(sample, tuple | list) else (sample,)
-        if len(values) != len(data.fields):
+        sample: object = dataset[0]  # type: ignore[index]
+    if not isinstance(sample, Mapping):
+        count = len(sample) if isinstance(sample, tuple | list) else 1
+        if count != len(data.fields):
             raise CaptureError(
-                f"a sample of {data.source} has {len(values)} elements, data.fields names {len(data.fields)}",
+                f"a sample of {data.source} has {count} elements, data.fields names {len(data.fields)}",
                 spec.at("data.fields"),
                 "data: {fields: [x, y]}, one name for each element",
             )
-        named = dict(zip(data.fields, values, strict=True))
-    tensors = {name: torch.as_tensor(value) for name, value in named.items()}
-    return {name: TensorMeta(tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()}
+    return sample
+
+
+def sample_keys(data: Dataset, sample: object) -> dict[str, int | str | None]:
+    """Field -> where a sample has it; None for a sample that is the field itself."""
+    if isinstance(sample, Mapping):
+        return {str(key): str(key) for key in sample}
+    if isinstance(sample, tuple | list):
+        return {name: index for index, name in enumerate(data.fields)}
+    return {data.fields[0]: None}
 
 
 def bind(spec: Spec, model: nn.Module, fields: Mapping[str, TensorMeta]) -> Binding:

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...ir.graph import Amount, Op, Parameter, Ref, State, TensorMeta
+from ...ir.graph import Amount, Dim, Op, Parameter, Ref, State, TensorMeta
 from .private import fake_mode, flop_formula, storage_address
 from .replay import run_op
 
@@ -63,6 +63,8 @@ def measure(
 
 def linear(at_first: int, at_second: int, sizes: tuple[int, int]) -> Amount:
     """The line through two points; what is not linear is rounded up at the larger size."""
+    if sizes[0] == sizes[1]:
+        return Amount(at_first, 0)
     per_sample = max(0, -(-(at_second - at_first) // (sizes[1] - sizes[0])))
     return Amount(max(0, at_first - per_sample * sizes[0]), per_sample)
 
@@ -99,7 +101,7 @@ def run(
                 outputs = result if isinstance(result, list | tuple) else (result,)
                 found.update(zip(op.outputs, outputs, strict=False))
                 counts.flops.append(
-                    counter.flops or recurrent_flops(op, values, parameters, canonical, batch)
+                    counter.flops or flops_by_hand(op, values, parameters, canonical, batch)
                 )
         counts.gradients = {
             name: bool(getattr(value, "requires_grad", False)) for name, value in found.items()
@@ -112,16 +114,23 @@ def make(meta: TensorMeta, batch: int, *, grad: bool) -> torch.Tensor:
     return torch.zeros(shape, dtype=getattr(torch, meta.dtype), requires_grad=grad)
 
 
-def recurrent_flops(
+def flops_by_hand(
     op: Op, values: Mapping[str, TensorMeta], parameters: Mapping[str, Parameter],
     canonical: Mapping[str, str], batch: int,
 ) -> int:  # fmt: skip
-    """A recurrent layer multiplies each of its weights once for each element of its sequences."""
-    if op.target.split(".")[1] not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    """What torch has no formula for: fused attention multiplies queries with keys, and their
+    products with values; a recurrent layer multiplies each of its weights once for each element of
+    its sequences."""
+
+    def size(shape: tuple[int | Dim, ...]) -> int:
+        return prod(s if isinstance(s, int) else s.coefficient * batch for s in shape)
+
+    name = op.target.split(".")[1]
+    if name == "scaled_dot_product_attention":
+        query, key, value = (values[str(ref)].shape for ref in op.operands[:3])
+        return 2 * size(query) * size(key[-2:-1]) + 2 * size(query[:-1]) * size(value[-2:])
+    if name not in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         return 0
-    weights = [
-        parameters[canonical[ref.fqn]].meta.shape for ref in op.operands if isinstance(ref, State)
-    ]
-    shape = values[str(op.operands[0])].shape
-    steps = prod(size if isinstance(size, int) else size.coefficient * batch for size in shape[:-1])
-    return 2 * steps * sum(prod(shape) for shape in weights if len(shape) == 2)  # type: ignore[arg-type]  # no batch there
+    shapes = [parameters[canonical[r.fqn]].meta.shape for r in op.operands if isinstance(r, State)]
+    steps = size(values[str(op.operands[0])].shape[:-1])
+    return 2 * steps * sum(size(shape) for shape in shapes if len(shape) == 2)

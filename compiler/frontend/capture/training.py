@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # as everyone calls it
+import torch.nn.functional as F  # as everyone calls it
 from torch import nn
 
 from ...errors import CaptureError

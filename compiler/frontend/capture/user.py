@@ -105,8 +105,15 @@ def users_line(error: BaseException) -> Location | None:
     """The innermost line of the traceback outside torch, the standard library and ppc."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.lineno and is_users(frame.filename):
-            return Location(frame.filename, frame.lineno, 1)
+            return place(frame.filename, frame.lineno)
     return None
+
+
+def place(file: str, line: int) -> Location:
+    """A line of the user's, its file as seen from the working directory."""
+    path = Path(file)
+    here = Path.cwd()
+    return Location(str(path.relative_to(here)) if path.is_relative_to(here) else file, line)
 
 
 def is_users(filename: str) -> bool:
@@ -122,5 +129,5 @@ def call_site() -> Location | None:
     """The user's line that is running now."""
     for frame, line in traceback.walk_stack(None):  # innermost first
         if is_users(frame.f_code.co_filename):
-            return Location(frame.f_code.co_filename, line, 1)
+            return place(frame.f_code.co_filename, line)
     return None

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..frontend.capture.build import dtypes
-from ..frontend.capture.fields import make_dataset
 from ..ir.spec import Arrays, Dataset, Random, RandomField, Spec, Text
+from .capture.build import dtypes
+from .capture.fields import make_dataset
 
 Sample = Mapping[str, Tensor]
 
@@ -65,7 +65,7 @@ def text_samples(data: Text, folder: Path) -> Samples:
     stdlib = glob.escape(sysconfig.get_path("stdlib"))
     text = bytearray()
     for pattern in (written.replace("{stdlib}", stdlib) for written in data.files):
-        for name in sorted(glob.glob(pattern, root_dir=folder, recursive=True)):  # noqa: PTH207
+        for name in sorted(glob.glob(pattern, root_dir=folder, recursive=True)):
             if (folder / name).is_file():
                 text += (folder / name).read_bytes()
     count = max(0, (len(text) - 1) // data.sequence)

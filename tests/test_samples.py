@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from ppc.errors import RunError
 from ppc.ir.plan import Plan
-from ppc.run.data import microbatches, read_samples, samples_of_step, steps_per_epoch, total_steps
+from ppc.frontend.samples import microbatches, read_samples, samples_of_step, steps_per_epoch, total_steps
 
 pytestmark = pytest.mark.torch
 

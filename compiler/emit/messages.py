@@ -1,0 +1,41 @@
+"""How a rank writes its messages: the edges' names, and the shapes that go over them."""
+
+from collections.abc import Sequence
+
+from ..ir.graph import Dim, TensorMeta
+from ..ir.program import Edge, Program
+
+
+def variable(edge: Edge, rank: int) -> str:
+    """`activations_from_0`, `gradients_to_1`."""
+    return (
+        f"{edge.kind}_to_{edge.target}"
+        if edge.source == rank
+        else f"{edge.kind}_from_{edge.source}"
+    )
+
+
+def unpack(names: Sequence[str], multi: bool) -> str:
+    """The left side that takes a message apart."""
+    return f"({names[0]},)" if multi and len(names) == 1 else ", ".join(names)
+
+
+def is_general(program: Program) -> bool:
+    """Whether a message of this rank is more than one tensor, or its samples are not its first
+    dimension."""
+    return any(
+        len(edge.values) > 1 or message_shape(edge, edge.values[0][1])[:1] != (Dim(1),)
+        for edge in program.edges
+    )
+
+
+def in_memory_order(name: str, meta: TensorMeta) -> str:
+    """A value as it is sent: with its memory's outermost dimension first."""
+    return f"{name}.permute({', '.join(map(str, meta.order))})" if meta.order else name
+
+
+def message_shape(edge: Edge, meta: TensorMeta) -> tuple[int | Dim, ...]:
+    """The shape in which a value goes over an edge; gradients go as they are."""
+    if edge.kind == "gradients" or not meta.order:
+        return meta.shape
+    return tuple(meta.shape[dim] for dim in meta.order)

@@ -1,0 +1,229 @@
+"""A trace and the model around it -> Graph, under the user's names."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from ...ir.graph import (
+    Arg,
+    Call,
+    CallId,
+    Graph,
+    Input,
+    Module,
+    Op,
+    Parameter,
+    Recipe,
+    Ref,
+    State,
+    Statement,
+    TensorMeta,
+)
+from ...ir.spec import Dataset, Spec
+from .arguments import dtype_name
+from .build import Built, build_model, state_tensors
+from .canonical import substitute
+from .convert import Raw
+from .export import RawCall
+from .fields import first_sample, sample_keys
+from .leaf import constructor
+from .measure import measure
+from .training import Training, output_name, returned_loss
+
+
+def assemble(
+    spec: Spec,
+    raw: Raw,
+    built: Built,
+    training: Training,
+    sizes: tuple[int, int],
+    messages: tuple[str, ...],
+) -> Graph:
+    """Put the parts together. `sizes`: two batch sizes to measure at, equal for a fixed one."""
+    binding, folder = training.binding, spec.folder
+    keys = (
+        sample_keys(spec.data, first_sample(spec, spec.data))
+        if isinstance(spec.data, Dataset)
+        else {}
+    )
+    names = {
+        old: new if new not in raw.values else old
+        for old, new in zip(raw.inputs, binding.fields, strict=True)
+    }
+    parameters = read_parameters(built, raw)
+    aliases = read_aliases(built.model)
+    canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
+    known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
+    ops = [own_names(rename(op, known, folder), canonical, aliases) for op in raw.ops]
+    values = {names.get(name, name): meta for name, meta in raw.values.items()}
+    measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
+    saved, told = save_unrecorded(spec, parameters, raw)
+    live = {*names.values(), *(name for op in measured for name in op.outputs if name)}
+    (loss,) = raw.output if isinstance(raw.output, tuple) else (raw.output,)
+    return Graph(
+        model=type(built.model).__name__,
+        inputs=tuple(
+            Input(new, field, metas[new], keys.get(field))
+            for new, field in zip(names.values(), binding.fields, strict=True)
+        ),
+        parameters=parameters,
+        modules={
+            path: read_module(path, module, folder) for path, module in built.model.named_modules()
+        },
+        calls={key: finish_call(key, call, raw, known) for key, call in raw.calls.items()},
+        ops=measured,
+        values={name: meta for name, meta in metas.items() if name in live},
+        outputs=(("loss", str(loss)),),
+        canonical=canonical,
+        names=read_names(raw, training),
+        statements={
+            n: Statement(short(s.where, folder), s.targets) for n, s in raw.statements.items()
+        },
+        saved=saved,
+        messages=messages + told,
+    )
+
+
+def save_unrecorded(
+    spec: Spec, parameters: Mapping[str, Parameter], raw: Raw
+) -> tuple[bytes, tuple[str, ...]]:
+    """First values that no recipe gives, from the real model, as a safetensors file; and a word on it."""
+    names = [name for name, parameter in parameters.items() if parameter.recipe.saved]
+    if not names:
+        return b"", ()
+    from safetensors.torch import save
+
+    model = dict(state_tensors(build_model(spec)))
+    values = {
+        name: (raw.constants[name] if name in raw.constants else model[name]) for name in names
+    }
+    listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    message = (
+        f"the first values of {listed} come from arrays or generators that a script cannot repeat: "
+        "they are in weights.safetensors, beside the scripts"
+    )
+    return save({name: value.detach().contiguous() for name, value in values.items()}), (message,)
+
+
+def read_names(raw: Raw, training: Training) -> dict[str, str]:
+    """A name for the model's output, from the loss that takes it."""
+    output = raw.calls["", 0].output
+    named = isinstance(output, Ref) and training.loss is not returned_loss
+    return {output.name: output_name(training.loss)} if named else {}  # type: ignore[union-attr]
+
+
+def short(where: str, folder: Path) -> str:
+    """A place as people know it: relative to the spec, or to the folder that packages lie in."""
+    path = where.split("site-packages/")[-1]
+    base = f"{folder.resolve()}/"
+    return path.removeprefix(base) if path.startswith(base) else path
+
+
+def rename(op: Op, known: Mapping[str, Arg], folder: Path) -> Op:
+    """The op with the data's names for the inputs."""
+    return replace(
+        op,
+        args=tuple(substitute(a, known) for a in op.args),
+        kwargs=tuple((key, substitute(a, known)) for key, a in op.kwargs),
+        views=tuple(str(known.get(name, name)) for name in op.views),
+        where=short(op.where, folder),
+    )
+
+
+def read_aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Every name of a tied tensor -> all of its names, the first first."""
+    groups: dict[int, list[str]] = {}
+    named = (
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    )
+    for name, tensor in named:
+        groups.setdefault(id(tensor), []).append(name)
+    return {name: tuple(names) for names in groups.values() for name in names}
+
+
+def read_parameters(built: Built, raw: Raw) -> dict[str, Parameter]:
+    """Parameters, buffers and plain tensors of the model, then the large literals of forward."""
+    aliases = read_aliases(built.model)
+    parameters = {}
+    for name, tensor in state_tensors(built.model):
+        meta = TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
+        persistent = name in aliases and name in built.model.state_dict()
+        parameters[name] = Parameter(
+            name, meta, built.recipes[name], aliases.get(name, (name,))[1:],
+            buffer=not isinstance(tensor, nn.Parameter), persistent=persistent,
+        )  # fmt: skip
+    used = {str(ref) for op in raw.ops for ref in op.operands if isinstance(ref, State)}
+    for name, value in raw.constants.items():
+        if name in used:
+            meta = TensorMeta(tuple(value.shape), dtype_name(value.dtype))
+            parameters[name] = Parameter(
+                name, meta, Recipe(saved=True), buffer=True, persistent=False
+            )
+    return parameters
+
+
+def own_names(op: Op, canonical: Mapping[str, str], aliases: Mapping[str, tuple[str, ...]]) -> Op:
+    """Export reads every tied tensor by one of its names: read it by the one whose owner is around the op."""
+
+    def own(argument: Arg) -> Arg:
+        if isinstance(argument, State) and len(aliases.get(argument.fqn, ())) > 1:
+            return State(closest(op.call[0], aliases[argument.fqn]))
+        if isinstance(argument, tuple):
+            return tuple(map(own, argument))
+        return argument
+
+    return replace(
+        op, args=tuple(map(own, op.args)), kwargs=tuple((key, own(a)) for key, a in op.kwargs)
+    )
+
+
+def closest(path: str, names: tuple[str, ...]) -> str:
+    """The name whose owner shares most of the path."""
+
+    def shared(name: str) -> int:
+        count = 0
+        for a, b in zip(path.split("."), name.split(".")[:-1], strict=False):
+            if a != b:
+                break
+            count += 1
+        return count
+
+    return max(names, key=shared)
+
+
+def read_module(path: str, module: nn.Module, folder: Path) -> Module:
+    """What emission needs to know of a module."""
+    cls = type(module)
+    try:
+        where = f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):
+        where = ""
+    return Module(
+        path=path,
+        cls=cls.__name__,
+        where="" if cls.__module__.startswith("torch.") else short(where, folder),
+        children=tuple(name for name, _ in module.named_children()),
+        parameters=tuple(name for name, _ in module.named_parameters(recurse=False)),
+        buffers=tuple(name for name, _ in module.named_buffers(recurse=False)),
+        constructor=constructor(module),
+        sequential=isinstance(module, nn.Sequential) and cls.forward is nn.Sequential.forward,
+        indexed=isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential),
+        training=module.training,
+    )
+
+
+def finish_call(key: CallId, call: RawCall, raw: Raw, known: Mapping[str, Arg]) -> Call:
+    arguments = tuple((name, substitute(value, known)) for name, value in call.arguments)
+    statement = raw.call_statements.get(key, 0)
+    return Call(
+        *key,
+        arguments,
+        call.positional,
+        substitute(call.output, known),
+        statement,
+        raw.parents.get(key),
+    )
