@@ -1,6 +1,6 @@
 """check_capture: the graph computes what the user's model and loss do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,8 @@ def refuse(spec: Spec, found: str | None, batch: int) -> None:
         )
 
 
-def compare_numbers(spec: Spec, graph: Graph, batch: int):  # type: ignore[no-untyped-def]
-    """On real data, with the weights that the factory makes, both from one state of the generator."""
+def compare_numbers(spec: Spec, graph: Graph, batch: int) -> Iterator[str]:
+    """What differs on real data, with the weights that the factory makes, both from one state of the generator."""
     model = build_model(spec)
     training = make_training(spec, model, bind(spec, model, read_fields(spec)))
     inputs = microbatch(spec, training, batch)

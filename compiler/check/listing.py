@@ -17,11 +17,11 @@ ignored = frozenset(
 )  # fmt: skip
 
 
-class Listing(TorchDispatchMode):
+class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Notes each operation with the shapes that it gives."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -50,7 +50,8 @@ def list_operations(run: Callable[[], object], mode: AbstractContextManager[obje
     """The operations of a computation on tensors without values, those of `mode`."""
     with mode, Listing() as listing:
         run()
-    return listing.operations
+    found: list[str] = listing.operations
+    return found
 
 
 def first_difference(found: Sequence[str], expected: Sequence[str]) -> str | None:

@@ -61,7 +61,7 @@ def run_graph(
 def finish(loss: Tensor, state: Mapping[str, Tensor], buffers: set[str]) -> Outcome:
     """Go back from the loss."""
     if loss.requires_grad:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     gradients = {name: t.grad for name, t in state.items() if t.grad is not None}
     return Outcome(loss.detach(), gradients, {name: state[name].detach() for name in buffers})
 

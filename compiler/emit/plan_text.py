@@ -9,6 +9,17 @@ from .job import Job
 
 
 @dataclass(frozen=True, slots=True)
+class StageRow:
+    """One stage."""
+
+    stage: int
+    ranks: tuple[int, ...]
+    layers: tuple[str, ...]
+    seconds: float
+    """Of a microbatch's forward and backward."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanPage:
     """What `ppc plan` shows; seconds and bytes are plain numbers."""
 
@@ -18,7 +29,7 @@ class PlanPage:
     schedule: str
     microbatches: int
     microbatch_size: int
-    stages: tuple[dict[str, object], ...]
+    stages: tuple[StageRow, ...]
     transfers: tuple[str, ...]
     memory: tuple[Memory, ...]
     step_s: float
@@ -63,16 +74,16 @@ def make_plan_page(job: Job) -> PlanPage:
 
 def plan_view(page: PlanPage) -> dict[str, object]:
     """The values for plan.txt.j2."""
-    total = sum(float(stage["seconds"]) for stage in page.stages) or 1.0  # type: ignore[arg-type]
+    total = sum(row.seconds for row in page.stages) or 1.0
     stages = [
         {
-            "index": stage["stage"],
-            "ranks": ", ".join(map(str, stage["ranks"])),  # type: ignore[call-overload]
-            "layers": name_layers(stage["layers"]),  # type: ignore[arg-type]
-            "share": f"{100 * float(stage['seconds']) / total:.0f}%",  # type: ignore[arg-type]
-            "time": show_seconds(float(stage["seconds"])),  # type: ignore[arg-type]
+            "index": row.stage,
+            "ranks": ", ".join(map(str, row.ranks)),
+            "layers": name_layers(row.layers),
+            "share": f"{100 * row.seconds / total:.0f}%",
+            "time": show_seconds(row.seconds),
         }
-        for stage in page.stages
+        for row in page.stages
     ]
     return {
         "page": page,

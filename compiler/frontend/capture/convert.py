@@ -4,14 +4,14 @@ torch's bookkeeping needs."""
 import operator
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 
 from ...errors import CaptureError, Location
-from ...ir.graph import Arg, CallId, Op, Ref, State, Statement, TensorMeta
+from ...ir.graph import Arg, CallId, Items, Op, Ref, State, Statement, TensorMeta
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced
 from .private import inline_region
@@ -53,7 +53,7 @@ class Converter:
 
     def convert(self) -> Raw:
         program = self.traced.program
-        specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}  # type: ignore[union-attr]
+        specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         for node in placeholders:
             self.placeholder(node, specs[node.name])
@@ -79,7 +79,7 @@ class Converter:
         self.nodes[node.name] = State(fqn)
         self.raw.states[fqn] = meta_of(node.meta["val"])
         if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
-            self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]  # type: ignore[assignment]
+            self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]
 
     def walk(self, nodes: Iterable[Node], *, grad: bool) -> None:
         """Add the ops of a (sub)graph; its placeholders are known already."""
@@ -129,8 +129,8 @@ class Converter:
             return self.nodes.get(argument.name)
         if isinstance(argument, tuple):
             return tuple(map(self.rename, argument))
-        if hasattr(argument, "items"):
-            return replace(argument, items=tuple((k, self.rename(v)) for k, v in argument.items))  # type: ignore[type-var]
+        if isinstance(argument, Items):
+            return Items(tuple((key, self.rename(value)) for key, value in argument.items))
         return argument
 
     def op(self, node: Node, *, grad: bool) -> None:
@@ -161,7 +161,7 @@ class Converter:
             call=call,
             mutates=self.aliased(node, write=True),
             views=self.aliased(node, write=False),
-            random=torch.Tag.nondeterministic_seeded in target.tags and draws(node),
+            random=torch.Tag.nondeterministic_seeded in target.tags and draws(target, node),
             grad=grad,
             where=f"{frame.file}:{frame.line}" if frame else "",
             statement=number,
@@ -267,17 +267,15 @@ def dropped(schema: torch._C.FunctionSchema, name: str, value: object) -> bool:
     return name in ("pin_memory", "layout") or is_default(argument, value)
 
 
-def draws(node: Node) -> bool:
+def draws(target: torch._ops.OpOverload, node: Node) -> bool:
     """Whether an op that can draw random numbers does: not dropout with p = 0, say."""
-    arguments = {
-        a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)
-    } | node.kwargs  # type: ignore[union-attr]
-    if arguments.get("train", True) is False or arguments.get("training", True) is False:
+    names = [argument.name for argument in target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    if given.get("train", True) is False or given.get("training", True) is False:
         return False
-    return not any(arguments.get(name, 1) == 0 for name in ("p", "dropout_p", "dropout")) and not (
-        "dropout_p" in {a.name for a in node.target._schema.arguments}
-        and "dropout_p" not in arguments  # type: ignore[union-attr]
-    )
+    if "dropout_p" in names and "dropout_p" not in given:
+        return False
+    return all(given.get(name, 1) != 0 for name in ("p", "dropout_p", "dropout"))
 
 
 def users_location(node: Node) -> Location | None:
@@ -286,7 +284,9 @@ def users_location(node: Node) -> Location | None:
 
 
 def meta_of(value: torch.Tensor) -> TensorMeta:
-    order = tuple(sorted(range(value.dim()), key=lambda dim: -value.stride(dim)))
+    """Shape, dtype and order in memory of a traced tensor."""
+    strides: tuple[int, ...] = value.stride()
+    order = tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
     dense = value.permute(order).is_contiguous() and not value.is_contiguous()
     shape = tuple(int(size) for size in value.shape)
     return TensorMeta(shape, dtype_name(value.dtype), order=order if dense else ())

@@ -105,8 +105,7 @@ def read_arguments(module: nn.Module) -> dict[str, object] | None:
 def builds(module: nn.Module, arguments: Mapping[str, object]) -> bool:
     """Whether the arguments build an equal module."""
     try:
-        key = (type(module), tuple(arguments.items()), torch.get_default_dtype())
-        built = build(*key)
+        built = build(type(module), tuple(arguments.items()), torch.get_default_dtype())  # type: ignore[arg-type]
     except Exception:  # any complaint of the constructor means no
         return False
     return describe(built) == describe(module, vars(built))

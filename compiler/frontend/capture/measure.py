@@ -25,11 +25,11 @@ class Counts:
     gradients: dict[str, bool]
 
 
-class FlopCounter(TorchDispatchMode):
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Adds up the FLOPs of matrix products, convolutions and attention."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -69,7 +70,7 @@ def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
     """Call `refuse` with the class where a user's torch.autograd.Function is applied."""
     original = torch.autograd.Function.__dict__["apply"]
 
-    def apply(cls: type, *args: object, **kwargs: object) -> object:
+    def apply(cls: Any, /, *args: object, **kwargs: object) -> object:
         if not cls.__module__.startswith("torch.") or issubclass(
             cls, torch.utils.checkpoint.CheckpointFunction
         ):
@@ -80,7 +81,7 @@ def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.autograd.Function.apply = original
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -132,4 +133,4 @@ def functional_form(target: str) -> str | None:
 
 def flop_formula(func: torch._ops.OpOverload) -> Callable[..., int] | None:
     """Torch's own formula for an operation's FLOPs, from its arguments and result."""
-    return flop_registry.get(func._overloadpacket)  # type: ignore[no-any-return]
+    return flop_registry.get(func._overloadpacket)

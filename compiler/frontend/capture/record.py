@@ -49,11 +49,11 @@ class Event:
     own_generator: bool
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Records every operation that runs under it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.names: dict[View, str] = {}
         self.constants: dict[str, torch.Tensor] = {}

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any
 
 import torch
 
@@ -67,7 +68,7 @@ def draw(tensor: torch.Tensor, op: Op, key: str) -> None:
     drawn = torch.empty(
         prod(tensor.shape), dtype=torch.float32 if tensor.is_floating_point() else tensor.dtype
     )
-    for i, block in enumerate(drawn.split(block_elements)):
+    for i, block in enumerate(torch.split(drawn, block_elements)):
         generator = torch.Generator().manual_seed(zlib.crc32(f"{key} {i}".encode()))
         fill_block(block, op, generator)
     tensor.copy_(drawn.view(tensor.shape))
@@ -75,8 +76,9 @@ def draw(tensor: torch.Tensor, op: Op, key: str) -> None:
 
 def fill_block(block: torch.Tensor, op: Op, generator: torch.Generator) -> None:
     """Run an in-place random op on a block."""
-    numbers: Mapping[str, object] = dict(op.kwargs)
+    numbers: list[Any] = list(op.args[1:])
     if op.target == "ppc.trunc_normal_.default":
-        torch.nn.init.trunc_normal_(block, *op.args[1:], generator=generator)  # type: ignore[arg-type]
+        mean, std, low, high = numbers
+        torch.nn.init.trunc_normal_(block, mean, std, low, high, generator=generator)
     else:
-        function(op.target)(block, *op.args[1:], **numbers, generator=generator)
+        function(op.target)(block, *numbers, **dict(op.kwargs), generator=generator)
