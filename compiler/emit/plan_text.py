@@ -1,6 +1,6 @@
 """The plan as people read it: plan.txt and `ppc plan`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.report import Memory, show_bytes, show_seconds
 from .describe import name_layers
@@ -46,12 +46,12 @@ def make_plan_page(job: Job) -> PlanPage:
     """The page of a compilation."""
     plan, report = job.plan, job.report
     stages = tuple(
-        {
-            "stage": stage.index,
-            "ranks": stage.mesh.ranks,
-            "layers": [job.graph.layers[i].path for i in stage.layers],
-            "seconds": stage.time_s,
-        }
+        StageRow(
+            stage.index,
+            stage.mesh.ranks,
+            tuple(job.graph.layers[i].path for i in stage.layers),
+            stage.time_s,
+        )
         for stage in plan.stages
     )
     return PlanPage(
@@ -62,7 +62,9 @@ def make_plan_page(job: Job) -> PlanPage:
         microbatches=plan.microbatches,
         microbatch_size=plan.microbatch_size,
         stages=stages,
-        transfers=tuple(str(t) for unit in job.units for t in unit.sends),
+        transfers=tuple(
+            str(replace(t, value=job.boundary[t.value])) for unit in job.units for t in unit.sends
+        ),
         memory=report.memory,
         step_s=report.makespan_s,
         bubble=report.bubble,
