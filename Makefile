@@ -27,6 +27,7 @@ check: install
 # The committed scripts of every spec: review the difference before committing it.
 golden: install
 	for spec in specs/*.yaml; do $(bin)/ppc compile $$spec || exit 1; done
+	$(bin)/python docs/scripts.py
 
 demo: install
 	$(bin)/ppc compile specs/quickstart.yaml -o build/demo

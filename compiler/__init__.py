@@ -8,10 +8,10 @@
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from .errors import PpcError
+from .version import __version__
 
 if TYPE_CHECKING:
     from .emit.write import write
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .pipeline import compile
 
 __all__ = ["PpcError", "__version__", "compile", "load", "write"]
-__version__ = version("ppc-compiler")
 
 homes = {"compile": "pipeline", "load": "frontend.load", "write": "emit.write"}
 

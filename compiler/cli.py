@@ -67,7 +67,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(value, indent=2, default=str))
 
 
-def note_json(ctx: typer.Context, given: bool) -> bool:  # typer's signature
+def note_json(ctx: typer.Context, given: bool) -> bool:  # noqa: FBT001  # typer's signature
     ctx.meta[in_json] = given
     return given
 
@@ -85,7 +85,7 @@ app = typer.Typer(
 )
 
 
-def print_version(given: bool) -> None:  # typer's signature
+def print_version(given: bool) -> None:  # noqa: FBT001  # typer's signature
     if given:
         typer.echo(f"ppc {__version__}")
         raise typer.Exit

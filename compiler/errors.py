@@ -77,7 +77,7 @@ class RunError(PpcError):
     """A run of the emitted scripts failed, or differs from the user's model."""
 
 
-class Complaints(PpcError):  # the plural says that it holds several
+class Complaints(PpcError):  # noqa: N818  # the plural says that it holds several
     """Several errors at once; prints them all, in the order given."""
 
     def __init__(self, errors: Iterable[PpcError]) -> None:

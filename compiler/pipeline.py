@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from . import __version__
 from .analysis.cost import price
 from .analysis.invariants.graph import verify_graph
 from .analysis.invariants.plan import verify_plan
@@ -25,15 +24,20 @@ from .emit.render import render
 from .errors import PpcError
 from .frontend.capture.capture import capture
 from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
-from .ir.report import File
+from .ir.graph import Graph
+from .ir.plan import Plan
+from .ir.program import Program
+from .ir.report import File, Report
 from .ir.show import show_form
 from .ir.spec import Spec
+from .ir.unit import Unit
 from .passes.communicate import communicate
 from .passes.localize import localize
 from .passes.order import order
 from .passes.place import place, runners_up
 from .passes.roll import roll
 from .passes.segment import segment
+from .version import __version__
 
 Form = TypeVar("Form")
 Observer = Callable[[str, object], None]
@@ -64,9 +68,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
         observe(name, form)
         return form
 
-    graph = checked(
-        "capture", capture(spec), verify_graph
-    )  # model and loss; the batch stays symbolic
+    graph = checked("capture", capture(spec), verify_graph)  # the batch stays symbolic
     graph = checked("segment", segment(graph), verify_graph)
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
@@ -84,6 +86,14 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     report = predict(
         graph, plan, schedule, programs, costs, spec, runners_up(graph, costs, plan, spec)
     )
+    return make_job(spec, folder, graph, plan, units, programs, report)
+
+
+def make_job(
+    spec: Spec, folder: Path, graph: Graph, plan: Plan, units: tuple[Unit, ...],
+    programs: tuple[Program, ...], report: Report,
+) -> Job:  # fmt: skip
+    """The forms with what the text says beside them: names of values, sources, digests."""
     hints = name_values(graph)
     return Job(
         version=__version__,

@@ -1,10 +1,16 @@
 """Small jobs for tests: a spec and its model, written to a folder and loaded from there."""
 
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
+
+from ruamel.yaml import YAML
 
 from ppc.frontend.load import load
 from ppc.ir.spec import Spec
+
+SPECS = Path(__file__).parents[1] / "specs"
 
 linear = """
 def build():
@@ -32,5 +38,19 @@ def make_spec(folder: Path, code: str = linear, **sections) -> Spec:
     for name, section in sections.items():
         tree[name] = section if name == "data" else {**tree[name], **section}
     path = folder / "job.yaml"
+    path.write_text(json.dumps(tree))
+    return load(path)
+
+
+def vary(folder: Path, name: str, args: Mapping[str, object] | None = None, **sections) -> Spec:
+    """The spec specs/NAME.yaml with other arguments of its model and other keys in its sections,
+    and on as many devices as its stages need."""
+    tree = YAML(typ="safe").load(SPECS / f"{name}.yaml")
+    tree["model"]["args"] = tree["model"].get("args", {}) | (args or {})
+    for key, section in sections.items():
+        tree[key] = tree[key] | section
+    tree["cluster"]["devices_per_node"] = tree["parallel"]["pipeline"]
+    shutil.copytree(SPECS / "models", folder / "models", dirs_exist_ok=True)
+    path = folder / f"{name}.yaml"
     path.write_text(json.dumps(tree))
     return load(path)

@@ -12,26 +12,37 @@ root = Path(__file__).parent.parent / "compiler"
 # layer: (layers of ppc it may import, third-party packages). A longer name has a row of its own.
 table = {
     "errors": ([], []),
+    "version": ([], []),
     "ir": (["errors"], []),
     "frontend": (["ir", "errors"], ["ruamel", "jsonschema"]),
     "frontend.capture": (["frontend", "ir", "errors"], ["torch", "numpy", "safetensors"]),
+    "frontend.samples": (
+        ["frontend", "frontend.capture", "ir", "errors"],
+        ["torch", "numpy", "safetensors"],
+    ),
     "analysis": (["ir", "errors"], ["numpy", "scipy", "networkx"]),
     "passes": (["analysis", "ir", "errors"], ["numpy", "scipy", "networkx"]),
     "emit": (["ir", "errors"], ["jinja2"]),
-    "check": (["emit", "frontend.capture", "ir", "errors"], ["torch"]),
+    "check": (
+        ["emit", "frontend", "frontend.capture", "frontend.samples", "ir", "errors"],
+        ["torch", "safetensors"],
+    ),
     "pipeline": (
-        ["check", "emit", "passes", "analysis", "frontend", "frontend.capture", "ir", "errors"],
+        [
+            "check", "emit", "passes", "analysis", "frontend", "frontend.capture", "ir", "errors",
+            "version",
+        ],
         [],
     ),
     "run": (
         [
             "pipeline", "check", "emit", "passes", "analysis", "frontend", "frontend.capture",
-            "ir", "errors",
+            "frontend.samples", "ir", "errors",
         ],
         ["torch", "numpy", "safetensors"],
     ),
     "cli": (["", "run", "pipeline", "emit", "frontend", "ir", "errors"], ["typer"]),
-    "": (["pipeline", "emit", "frontend", "errors"], []),  # __init__.py: the public names
+    "": (["pipeline", "emit", "frontend", "errors", "version"], []),  # __init__.py: public names
     "__main__": (["cli"], []),
 }  # fmt: skip
 

@@ -16,8 +16,14 @@ from jobs import make_spec
 from safetensors.torch import save_file
 
 from ppc.errors import RunError
+from ppc.frontend.samples import (
+    microbatches,
+    read_samples,
+    samples_of_step,
+    steps_per_epoch,
+    total_steps,
+)
 from ppc.ir.plan import Plan
-from ppc.frontend.samples import microbatches, read_samples, samples_of_step, steps_per_epoch, total_steps
 
 pytestmark = pytest.mark.torch
 

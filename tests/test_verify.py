@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from jobs import make_spec
 
 from ppc import pipeline
@@ -115,7 +117,7 @@ def test_under_torchrun(compiled):
 
 
 def test_a_gradient_scaled_in_one_stage(compiled, fork_server):
-    plant(compiled / "rank1.py", "gradients_to_0.send(", "gradients_to_0.send(1.01 * ")
+    plant(compiled / "rank1.py", "gradients_to_0.send(mb, ", "gradients_to_0.send(mb, 1.01 * ")
     found = failed(verify(compiled, steps=2, fork_server=fork_server))
     assert ("gradient", 0) in found
     assert not found & {("loss", 0), ("initial", None)}
@@ -168,6 +170,15 @@ def test_weights_that_are_saved_under_another_name_or_changed(compiled, fork_ser
     assert row.failed == 3  # the two names, and loading them
     plant(compiled / "rank1.py", 'replace("second", "third"): t', 'replace("", ""): t * 2')
     assert failed(verify(compiled, fork_server=fork_server)) == {("saved", None)}
+
+
+def test_weights_that_are_not_saved_though_an_older_run_left_some(compiled, fork_server):
+    torch.save({}, compiled / "weights-rank1.pt")
+    plant(compiled / "rank1.py", 'FOLDER / "weights-rank1.pt")', 'FOLDER / "other.pt")')
+    comparison = verify(compiled, fork_server=fork_server)
+    assert failed(comparison) == {("saved", None)}
+    (row,) = [row for row in comparison.rows if row.kind == "saved"]
+    assert (row.name, row.note) == ("weights-rank1.pt", "not written")
 
 
 def test_scripts_that_fail_are_an_error_with_the_ranks_words(compiled, fork_server):
@@ -226,18 +237,35 @@ def build():
             assert comparison.ok, str(comparison)
 
 
-def test_values_that_no_recipe_gives_are_those_beside_the_scripts(tmp_path, fork_server):
+def test_values_of_numpy_are_those_beside_the_scripts(tmp_path, fork_server):
+    """They differ each time the model is built."""
     code = """
 import numpy as np
 
 def build():
-    net = nn.Linear(5, 1)
-    net.weight.data = torch.from_numpy(np.random.randn(1, 5).astype("float32"))
+    net = nn.Linear(20, 1)
+    net.weight.data = torch.from_numpy(np.random.default_rng().random((1, 20), np.float32))
     return net
 """
-    spec = make_spec(tmp_path, code)
+    fields = {"x": {"shape": [20]}, "y": {"shape": [1]}}
+    spec = make_spec(tmp_path, code, data={"source": "random", "samples": 8, "fields": fields})
     folder = tmp_path / "out"
     write(pipeline.compile(spec, folder), folder)
     assert (folder / "weights.safetensors").exists()
+    for target in (folder, spec.path):
+        comparison = verify(target, steps=1, fork_server=fork_server)
+        assert comparison.ok, str(comparison)
+
+
+def test_a_copy_finds_the_data_that_the_scripts_name_from_their_own_place(tmp_path, fork_server):
+    (tmp_path / "specs").mkdir()
+    for name, width in (("x", 5), ("y", 1)):
+        np.save(tmp_path / f"specs/{name}.npy", np.ones((8, width), np.float32))
+    data = {"source": "arrays", "files": {"x": "x.npy", "y": "y.npy"}}
+    spec = make_spec(tmp_path / "specs", data=data)
+    folder = tmp_path / "generated" / "job"
+    write(pipeline.compile(spec, folder), folder)
+    manifest = folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"job.yaml"', '"specs/job.yaml"'))
     comparison = verify(folder, steps=1, fork_server=fork_server)
     assert comparison.ok, str(comparison)

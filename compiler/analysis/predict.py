@@ -17,8 +17,8 @@ diagram_width = 79
 
 
 def predict(
-    graph: Graph, plan: Plan, schedule: Schedule, programs: tuple[Program, ...], costs: Costs, spec: Spec,
-    runners_up: Sequence[tuple[str, float, str]],
+    graph: Graph, plan: Plan, schedule: Schedule, programs: tuple[Program, ...], costs: Costs,
+    spec: Spec, runners_up: Sequence[tuple[str, float, str]],
 ) -> Report:  # fmt: skip
     """One step, simulated. Before: verified programs."""
     samples = plan.microbatch_size

@@ -1,1 +1,1 @@
-"""Proof at compile time: what was captured, and what is emitted, compute what the user's model does."""
+"""Proof at compile time: what was captured, and what is emitted, compute what the model does."""

@@ -1,37 +1,54 @@
 """check_capture: the graph computes what the user's model and loss do."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from ..errors import CaptureError
 from ..frontend.capture.build import build_fake, build_model, default_dtype, state_tensors
 from ..frontend.capture.fields import bind, read_fields
-from ..frontend.capture.replay import run_op
+from ..frontend.capture.replay import replay
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
 from ..frontend.samples import read_samples
-from ..ir.graph import Graph, Ref, State
+from ..ir.graph import Graph, Parameter
 from ..ir.plan import Plan
 from ..ir.spec import Random, Spec
 from .listing import first_difference, list_operations
-from .outcome import Outcome, differences, finish, is_small, run_graph, tolerance_of
+from .outcome import (
+    Outcome,
+    copy_state,
+    differences,
+    finish,
+    is_small,
+    kept,
+    make,
+    run_graph,
+    run_ops,
+    tolerance_of,
+)
 
 report = "this is a limit of ppc's capture; please report it with the model"
 
 
 def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
-    """Compare the graph with the user's model: loss, gradients and buffers of one microbatch when it
-    is small, lists of operations when it is large; at the largest and the smallest microbatch.
+    """Compare the graph with the user's model: loss, gradients and buffers of two microbatches when
+    it is small, lists of operations when it is large; at the largest and the smallest microbatch.
     Raises CaptureError where they differ."""
-    for batch in microbatch_sizes(spec, plan):
-        with default_dtype(spec.train.precision):
-            if is_small(graph, batch):
-                found = next(compare_numbers(spec, graph, batch), None)
-            else:
-                found = compare_listings(spec, graph, batch)
-        refuse(spec, found, batch)
+    sizes = microbatch_sizes(spec, plan)
+    with default_dtype(spec.train.precision):
+        if all(is_small(graph, size) for size in sizes):
+            faults = compare_numbers(spec, graph, sizes if len(sizes) > 1 else sizes * 2)
+        else:
+            faults = compare_listings(spec, graph, sizes)
+        found = next(faults, None)
+    if found:
+        raise CaptureError(
+            f"the captured graph is not the model: {found}", spec.at("model.factory"), report
+        )
 
 
 def microbatch_sizes(spec: Spec, plan: Plan) -> tuple[int, ...]:
@@ -44,26 +61,28 @@ def microbatch_sizes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     return tuple(sorted({max(sizes), min(sizes)}, reverse=True))
 
 
-def refuse(spec: Spec, found: str | None, batch: int) -> None:
-    if found:
-        found = f"{found}, in a microbatch of {batch} sample{'s' * (batch > 1)}"
-        raise CaptureError(
-            f"the captured graph is not the model: {found}", spec.at("model.factory"), report
-        )
+def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[str]:
+    """What differs on real data, with the weights that the factory makes, in one microbatch after
+    the other: what forward keeps counts.
 
-
-def compare_numbers(spec: Spec, graph: Graph, batch: int) -> Iterator[str]:
-    """What differs on real data, with the weights that the factory makes, both from one state of the generator."""
+    Both draw from one state of the generator.
+    """
     model = build_model(spec)
     training = make_training(spec, model, bind(spec, model, read_fields(spec)))
-    inputs = microbatch(spec, training, batch)
-    state = read_state(graph, model)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        found = run_graph(graph, state, inputs)
-        torch.manual_seed(0)
-        expected = run_model(graph, training, inputs)
-    yield from differences(found, expected, tolerance_of(spec.train.precision))
+    state = copy_state(read_state(graph, model))
+    where = spec.at("model.factory")
+    for number, size in enumerate(sizes, 1):
+        inputs = microbatch(spec, training, size)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            with users_errors(where, f"the model fails on a microbatch of {size} samples"):
+                expected = run_model(graph, training, [tensor.clone() for tensor in inputs])
+            torch.manual_seed(0)
+            found = run_graph(graph, state, inputs)
+        state |= {n: t.requires_grad_(state[n].requires_grad) for n, t in found.kept.items()}
+        again = "" if number == 1 else "; does forward keep something in an attribute?"
+        for fault in differences(found, expected, tolerance_of(spec.train.precision)):
+            yield f"{fault}, in microbatch {number}, of {size} sample{'s' * (size > 1)}{again}"
 
 
 def microbatch(spec: Spec, training: Training, batch: int) -> tuple[Tensor, ...]:
@@ -74,47 +93,38 @@ def microbatch(spec: Spec, training: Training, batch: int) -> tuple[Tensor, ...]
 
 
 def read_state(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors under the graph's names; literals of forward that the graph holds, too."""
-    named = dict(state_tensors(model))
-    return {fqn: named[fqn] for fqn in graph.parameters if fqn in named}
+    """The model's tensors under the graph's names, literals of forward among them."""
+    named = (load(graph.saved) if graph.saved else {}) | dict(state_tensors(model))
+    return {fqn: named[fqn] if fqn in named else first(p) for fqn, p in graph.parameters.items()}
 
 
-def run_model(graph: Graph, training: Training, inputs: tuple[Tensor, ...]) -> Outcome:
+def first(parameter: Parameter) -> Tensor:
+    """The value of a tensor that the factory made and the model does not hold."""
+    meta = parameter.meta
+    shape = tuple(size for size in meta.shape if isinstance(size, int))
+    return replay(parameter.recipe, shape, getattr(torch, meta.dtype), seed=0)
+
+
+def run_model(graph: Graph, training: Training, inputs: Sequence[Tensor]) -> Outcome:
     """The user's own model."""
     training.model.zero_grad()
-    with users_errors(None, f"the model failed on a microbatch of {len(inputs[0])} samples"):
-        loss = training(*inputs)
+    loss = training(*inputs)
     state = dict(state_tensors(training.model))
-    return finish(
-        loss, state, {fqn for fqn, p in graph.parameters.items() if p.buffer and fqn in state}
-    )
+    return finish(loss, state, kept(graph) & state.keys())
 
 
-def compare_listings(spec: Spec, graph: Graph, batch: int) -> str | None:
-    """On tensors without values."""
-    built = build_fake(spec)
-    training = make_training(spec, built.model, bind(spec, built.model, read_fields(spec)))
-    fields = read_fields(spec)
-
-    def inputs() -> tuple[Tensor, ...]:
-        return tuple(
-            torch.zeros((batch, *fields[name].shape), dtype=getattr(torch, fields[name].dtype))  # type: ignore[arg-type]
-            for name in training.binding.fields
-        )
-
+def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[str]:
+    """What differs on tensors without values."""
+    built, fields = build_fake(spec), read_fields(spec)
+    training = make_training(spec, built.model, bind(spec, built.model, fields))
     with built.mode:
-        given = inputs()
-    state: Mapping[str, Tensor] = dict(state_tensors(built.model))
-    values: dict[str, object] = {i.name: t for i, t in zip(graph.inputs, given, strict=True)}
-
-    def lookup(ref: Ref | State) -> object:
-        return values[ref.name] if isinstance(ref, Ref) else state[graph.canonical[ref.fqn]]
-
-    def run() -> None:
-        for op in graph.ops:
-            result = run_op(op, lookup, batch)
-            outputs = result if isinstance(result, list | tuple) else (result,)
-            values.update(zip(op.outputs, outputs, strict=False))
-
-    found = list_operations(run, built.mode)
-    return first_difference(found, list_operations(lambda: training(*given), built.mode))
+        state = {name: make(p.meta, 0) for name, p in graph.parameters.items()}
+    state |= dict(state_tensors(built.model))
+    for size in sizes:
+        with built.mode:
+            given = {i.name: make(i.meta, size) for i in graph.inputs}
+        run = partial(run_ops, graph.ops, graph.canonical, state, given, size)
+        expected = list_operations(partial(training, *given.values()), built.mode)
+        fault = first_difference(list_operations(run, built.mode), expected)
+        if fault:
+            yield f"{fault}, in a microbatch of {size}"

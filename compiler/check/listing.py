@@ -6,14 +6,17 @@ another shape, or changes nothing, is left out on both sides.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 ignored = frozenset(
-    ("view", "_unsafe_view", "reshape", "expand", "slice", "select", "t", "transpose", "permute", "unsqueeze",
-     "squeeze", "as_strided", "alias", "detach", "lift_fresh", "split", "unbind", "clone", "_to_copy", "empty",
-     "empty_like", "zeros_like", "_local_scalar_dense", "unfold", "diagonal", "split_with_sizes")
+    ("view", "_unsafe_view", "reshape", "expand", "slice", "select", "t", "transpose", "permute",
+     "unsqueeze", "squeeze", "as_strided", "alias", "detach", "lift_fresh", "split", "unbind",
+     "clone", "_to_copy", "empty", "empty_like", "zeros_like", "_local_scalar_dense", "unfold",
+     "diagonal", "split_with_sizes")
 )  # fmt: skip
 
 
@@ -24,13 +27,11 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func._schema.name.split("::")[1].rstrip("_")
+        name = func.name().split("::")[1].split(".")[0].rstrip("_")
         if func.namespace == "aten" and name not in ignored and not changes_nothing(name, args):
-            leaves = [
-                r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)
-            ]
+            leaves = [r for r in tree_leaves(result) if isinstance(r, torch.Tensor)]
             self.operations.append(f"{name} -> {', '.join(str(list(r.shape)) for r in leaves)}")
         return result
 

@@ -1,13 +1,13 @@
 """What a computation gives: the loss, every gradient, every buffer; and how two of them differ."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..frontend.capture.replay import run_op
-from ..ir.graph import Graph, Ref, State
+from ..ir.graph import Graph, Op, Ref, State, TensorMeta
 
 max_elements, max_flops = 20_000_000, 50e9
 """Up to this size models are compared by numbers, above it by their lists of operations."""
@@ -19,7 +19,8 @@ class Outcome:
 
     loss: Tensor
     gradients: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
+    kept: Mapping[str, Tensor]
+    """Buffers, and parameters that forward writes, as it leaves them."""
 
 
 def is_small(graph: Graph, batch: int) -> bool:
@@ -33,58 +34,91 @@ def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in state.items()}
 
 
+def kept(graph: Graph) -> set[str]:
+    """What a microbatch may leave changed: buffers, and parameters that forward writes."""
+    written = {name for op in graph.ops for name in op.mutates}
+    return {
+        fqn
+        for fqn, p in graph.parameters.items()
+        if p.buffer or not written.isdisjoint((fqn, *p.aliases))
+    }
+
+
 def run_graph(
     graph: Graph,
     state: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
-    before: Callable[[str], None] = lambda name: None,
+    before: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Run a graph's ops one by one; `before` is told the name of each op that is about to run."""
     own = copy_state(state)
-    values: dict[str, object] = {
-        i.name: tensor for i, tensor in zip(graph.inputs, inputs, strict=True)
-    }
+    given = {i.name: tensor for i, tensor in zip(graph.inputs, inputs, strict=True)}
+    values = run_ops(graph.ops, graph.canonical, own, given, len(inputs[0]), before)
+    return finish(values[graph.outputs[0][1]], own, kept(graph))  # type: ignore[arg-type]
+
+
+def run_ops(
+    ops: Iterable[Op],
+    canonical: Mapping[str, str],
+    state: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+    batch: int,
+    before: Callable[[str], None] = lambda _: None,
+) -> dict[str, object]:
+    """Run ops on what they are given and on a state, which they may write: every value."""
+    values: dict[str, object] = dict(given)
 
     def lookup(ref: Ref | State) -> object:
-        return values[ref.name] if isinstance(ref, Ref) else own[graph.canonical[ref.fqn]]
+        return values[ref.name] if isinstance(ref, Ref) else state[canonical[ref.fqn]]
 
-    for op in graph.ops:
+    for op in ops:
         before(op.name)
         with torch.set_grad_enabled(op.grad):
-            result = run_op(op, lookup, len(inputs[0]))
+            result = run_op(op, lookup, batch)
         outputs = result if isinstance(result, list | tuple) else (result,)
         values.update(zip(op.outputs, outputs, strict=False))
-    loss = values[graph.outputs[0][1]]
-    return finish(loss, own, {fqn for fqn, p in graph.parameters.items() if p.buffer})  # type: ignore[arg-type]
+    return values
 
 
-def finish(loss: Tensor, state: Mapping[str, Tensor], buffers: set[str]) -> Outcome:
-    """Go back from the loss."""
+def make(meta: TensorMeta, batch: int) -> Tensor:
+    """A tensor of a value's shape."""
+    sizes = [size if isinstance(size, int) else size.coefficient * batch for size in meta.shape]
+    return torch.zeros(sizes, dtype=getattr(torch, meta.dtype), requires_grad=meta.requires_grad)
+
+
+def finish(loss: Tensor, state: Mapping[str, Tensor], names: set[str]) -> Outcome:
+    """Go back from the loss. `names`: what may have changed."""
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
-    gradients = {name: t.grad for name, t in state.items() if t.grad is not None}
-    return Outcome(loss.detach(), gradients, {name: state[name].detach() for name in buffers})
+    leaves = {name: t for name, t in state.items() if t.is_leaf}
+    gradients = {name: t.grad for name, t in leaves.items() if t.grad is not None}
+    return Outcome(loss.detach(), gradients, {name: state[name].detach() for name in names})
 
 
 def differences(found: Outcome, expected: Outcome, tolerance: float) -> Iterator[str]:
     """What differs by more than the tolerance, max|a-b| / max(1, max|b|)."""
     yield from compare("the loss", found.loss, expected.loss, tolerance)
     for kind, a, b in (
-        ("the gradient of", found.gradients, expected.gradients),
-        ("the buffer", found.buffers, expected.buffers),
+        ("gradient", found.gradients, expected.gradients),
+        ("value", found.kept, expected.kept),
     ):
-        for name in sorted(a.keys() | b.keys()):
+        literals = a.keys() - b.keys() if kind == "value" else ()
+        for name in sorted((a.keys() | b.keys()).difference(literals)):
             if name in a and name in b:
-                yield from compare(f"{kind} {name}", a[name], b[name], tolerance)
+                yield from compare(f"the {kind} of {name}", a[name], b[name], tolerance)
             else:
-                yield f"{kind} {name} is {'missing' if name in b else 'there, and should not be'}"
+                there = "missing" if name in b else "there, and should not be"
+                yield f"the {kind} of {name} is {there}"
 
 
 def compare(what: str, a: Tensor, b: Tensor, tolerance: float) -> Iterator[str]:
     """One tensor."""
     if a.shape != b.shape or a.dtype != b.dtype:
         yield f"{what} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
-    elif not torch.equal(a.isnan(), b.isnan()):
+        return
+    if a.is_complex():
+        a, b = torch.view_as_real(a), torch.view_as_real(b)
+    if not torch.equal(a.isnan(), b.isnan()):
         yield f"{what} is NaN in other places"
     elif a.numel():
         a, b = a.double().nan_to_num(), b.double().nan_to_num()

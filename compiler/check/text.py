@@ -1,9 +1,12 @@
 """check_text: the classes of the emitted scripts compute what the graph does."""
 
 import ast
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from types import CodeType
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +15,23 @@ from ..errors import InternalError
 from ..frontend.capture.build import build_model, default_dtype
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import fake_mode
-from ..frontend.capture.replay import run_op
 from ..frontend.capture.training import make_training
-from ..ir.graph import Graph, Ref, State, TensorMeta
+from ..ir.graph import Graph, TensorMeta
 from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .capture import microbatch, read_state
 from .listing import first_difference, list_operations
-from .outcome import Outcome, copy_state, differences, is_small, run_graph, tolerance_of
+from .outcome import (
+    Outcome,
+    copy_state,
+    differences,
+    is_small,
+    kept,
+    make,
+    run_graph,
+    run_ops,
+    tolerance_of,
+)
 
 key = "0 0 0"
 """What seeds dropout: seed, step and microbatch."""
@@ -49,9 +61,11 @@ def check_text(
 
 
 def compile_classes(script: str, unit: Unit) -> CodeType:
-    """The imports of torch, the classes and seed_layer of a script."""
-    wanted = [node for node in ast.parse(script).body if is_wanted(node)]
-    return compile(ast.Module(body=wanted, type_ignores=[]), f"rank{unit.rank}.py", "exec")
+    """The imports of torch, the classes and seed_layer of a script, and how it starts its stage."""
+    tree = ast.parse(script)
+    wanted = [node for node in tree.body if is_wanted(node)]
+    made = ast.parse("stage = Stage()").body + [n for n in ast.walk(tree) if is_evaluation(n)]
+    return compile(ast.Module(body=wanted + made, type_ignores=[]), f"rank{unit.rank}.py", "exec")
 
 
 def is_wanted(node: ast.stmt) -> bool:
@@ -63,11 +77,18 @@ def is_wanted(node: ast.stmt) -> bool:
     return isinstance(node, ast.ClassDef)
 
 
+def is_evaluation(node: ast.AST) -> TypeGuard[ast.stmt]:
+    """Whether a statement puts a part of the stage in evaluation mode."""
+    return isinstance(node, ast.Expr) and bool(
+        re.fullmatch(r"stage\.\S+\.eval\(\)", ast.unparse(node))
+    )
+
+
 def make_stage(code: CodeType) -> nn.Module:
-    """An instance of the script's class Stage."""
+    """The script's stage."""
     names: dict[str, object] = {"device": torch.device("cpu"), "__name__": "rank"}
-    exec(code, names)  # our own text
-    return names["Stage"]()  # type: ignore[operator, no-any-return]
+    exec(code, names)  # noqa: S102  # our own text
+    return names["stage"]  # type: ignore[return-value]
 
 
 def compare_numbers(
@@ -97,28 +118,28 @@ def run_stages(
     state: Mapping[str, Tensor],
     inputs: Sequence[Tensor],
 ) -> Outcome:
-    """The stages one after the other, each with copies of what it holds; gradients of copies add up."""
+    """The stages one after the other, each with copies of what it holds; their gradients add up."""
     values = {i.name: tensor for i, tensor in zip(graph.inputs, inputs, strict=True)}
     gradients: dict[str, Tensor] = {}
-    buffers: dict[str, Tensor] = {}
+    after: dict[str, Tensor] = {}
     for unit, stage in zip(units, stages, strict=True):
         load(stage, unit, state)
         outputs = stage(*arguments(unit, values))
         values |= dict(
             zip(results(unit), outputs if isinstance(outputs, tuple) else (outputs,), strict=True)
         )
-    loss = values[graph.outputs[0][1]]
+    loss, names = values[graph.outputs[0][1]], kept(graph)
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
     for unit, stage in zip(units, stages, strict=True):
         for held in unit.state:
             tensor = find(stage, held.fqn)
-            if graph.parameters[held.canonical].buffer:
-                buffers[held.canonical] = tensor.detach()
-            elif tensor.grad is not None:
+            if held.canonical in names:
+                after[held.canonical] = tensor.detach()
+            if tensor.is_leaf and tensor.grad is not None:
                 total = gradients.get(held.canonical)
                 gradients[held.canonical] = tensor.grad if total is None else total + tensor.grad
-    return Outcome(loss.detach(), gradients, buffers)
+    return Outcome(loss.detach(), gradients, after)
 
 
 def arguments(unit: Unit, values: Mapping[str, Tensor]) -> list[object]:
@@ -144,12 +165,12 @@ def load(stage: nn.Module, unit: Unit, state: Mapping[str, Tensor]) -> None:
             owner, _, last = name.rpartition(".")
             module = stage.get_submodule(owner)
             tensor = own[held.canonical]
-            if last in module._parameters:
-                module._parameters[last] = tensor  # type: ignore[assignment]
-            elif last in module._buffers:
-                module._buffers[last] = tensor
-            else:
+            # setattr would take no plain tensor for a parameter
+            stores: list[Any] = [module._parameters, module._buffers]  # noqa: SLF001
+            store = next((store for store in stores if last in store), None)
+            if store is None:
                 raise InternalError(f"stage {unit.stage} has no {name}", "lift")
+            store[last] = tensor
     missing = {n for n, _ in (*stage.named_parameters(), *stage.named_buffers())} - {
         n for held in unit.state for n in (held.fqn, *held.aliases)
     }
@@ -169,31 +190,16 @@ def compare_listings(graph: Graph, unit: Unit, code: CodeType, batch: int) -> st
     mode = fake_mode()
     with mode:
         stage = make_stage(code)
-        given = {name: make(meta, batch) for name, meta in needed(graph, unit).items()}
+        given = {name: make(meta, batch) for name, meta in needed(unit).items()}
         state = {
             graph.canonical[n]: t for n, t in (*stage.named_parameters(), *stage.named_buffers())
         }
-    values: dict[str, object] = dict(given)
-
-    def lookup(ref: Ref | State) -> object:
-        return values[ref.name] if isinstance(ref, Ref) else state[graph.canonical[ref.fqn]]
-
-    def run() -> None:
-        for op in unit.ops:
-            result = run_op(op, lookup, batch)
-            outputs = result if isinstance(result, list | tuple) else (result,)
-            values.update(zip(op.outputs, outputs, strict=False))
-
+    run = partial(run_ops, unit.ops, graph.canonical, state, given, batch)
     expected = list_operations(run, mode)
     found = list_operations(lambda: stage(*arguments(unit, given)), mode)
     fault = first_difference(found, expected)
     return fault and f"stage {unit.stage}: {fault}"
 
 
-def needed(graph: Graph, unit: Unit) -> dict[str, TensorMeta]:
+def needed(unit: Unit) -> dict[str, TensorMeta]:
     return {t.value: t.meta for t in unit.receives} | {i.name: i.meta for i in unit.inputs}
-
-
-def make(meta: TensorMeta, batch: int) -> Tensor:
-    sizes = [size if isinstance(size, int) else size.coefficient * batch for size in meta.shape]
-    return torch.zeros(sizes, dtype=getattr(torch, meta.dtype), requires_grad=meta.requires_grad)

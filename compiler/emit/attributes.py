@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..ir.graph import Constructor, Graph, Module, TensorMeta
+from .arguments import spell_arg
 from .expression import Expr, call
-from .ops import spell_arg
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Something that is held at a path relative to the class: a module, or a parameter or buffer."""
+    """What is held at a path relative to the class: a module, or a parameter or buffer."""
 
     path: str
     expr: Expr
@@ -65,14 +65,14 @@ class Attributes:
         for part in path.split("."):
             kind = self.kind(done) if done else "plain"
             inside = done in self.holdings
-            if inside and part.isdigit():
-                text += f"[{part}]"
-            elif kind == "list":
+            if kind == "list" or (inside and part.isdigit()):
                 text += f"[{part}]"
             elif kind == "dict":
                 text += f'["{part}"]'
-            else:
+            elif part.isidentifier():
                 text += f".{part}"
+            else:  # a module list that is called, say
+                text = f'getattr({text}, "{part}")'
             done = f"{done}.{part}" if done else part
         return text
 
@@ -88,29 +88,37 @@ class Attributes:
                 flag = "" if holding.persistent else ", persistent=False"
                 yield f'{target}.register_buffer("{key}", {holding.expr.text}{flag})'
             else:
-                yield f"{self.access(inner)} = {holding.expr.text}"
+                kind = "parameter" if holding.parameter else "module"
+                yield self.assign(inner, kind, holding.expr.text)
+
+    def assign(self, path: str, kind: str, text: str) -> str:
+        """The statement that puts a module or parameter at a path."""
+        owner, _, key = path.rpartition(".")
+        access = self.access(path)
+        if not access.startswith("getattr("):
+            return f"{access} = {text}"
+        return f'{self.access(owner) if owner else "self"}.register_{kind}("{key}", {text})'
 
     def container(self, path: str) -> Iterator[str]:
         """A container with what it has here; equal elements in one comprehension."""
         kind, keys = self.kind(path), self.children[path]
-        target = self.access(path)
         texts = [
             self.holdings[f"{path}.{key}"].expr.text if f"{path}.{key}" in self.holdings else None
             for key in keys
         ]
         if kind == "plain":
-            yield f"{target} = nn.Module()"
+            yield self.assign(path, "module", "nn.Module()")
             yield from self.lines(path)
         elif None in texts:
-            yield f"{target} = nn.ModuleDict()"
+            yield self.assign(path, "module", "nn.ModuleDict()")
             yield from self.lines(path)
         elif len(keys) > 1 and len(set(texts)) == 1:
-            yield f"{target} = {comprehension(keys, str(texts[0]), kind)}"
+            yield self.assign(path, "module", comprehension(keys, str(texts[0]), kind))
         elif kind == "list":
-            yield f"{target} = nn.ModuleList([{', '.join(map(str, texts))}])"
+            yield self.assign(path, "module", f"nn.ModuleList([{', '.join(map(str, texts))}])")
         else:
             entries = ", ".join(f'"{key}": {text}' for key, text in zip(keys, texts, strict=True))
-            yield f"{target} = nn.ModuleDict({{{entries}}})"
+            yield self.assign(path, "module", f"nn.ModuleDict({{{entries}}})")
 
 
 def comprehension(keys: list[str], text: str, kind: str) -> str:

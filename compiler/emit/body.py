@@ -17,13 +17,24 @@ from .ops import spell
 from .scope import Scope
 from .tree import Item
 
-short_names = {
-    "scaled_dot_product_attention": "attention",
-    "cross_entropy_loss": "loss",
-    "transpose": "transposed",
-    "reshape": "reshaped",
-}
-"""What to call an operation's result, where its own name is long or reads as a verb."""
+nouns = {
+    "add": "total", "sub": "difference", "mul": "product", "div": "ratio", "neg": "negated",
+    "matmul": "product", "bmm": "product", "pow": "power", "abs": "magnitude", "sum": "total",
+    "max": "maximum", "min": "minimum", "any": "found", "all": "found", "round": "rounded",
+    "to": "converted", "select": "selected", "slice": "part", "index": "picked", "gather": "picked",
+    "split": "part", "split_with_sizes": "part", "chunk": "part", "unbind": "part",
+    "cat": "joined", "stack": "stacked", "where": "chosen", "masked_fill": "masked",
+    "view": "viewed", "reshape": "reshaped", "flatten": "flat", "transpose": "transposed",
+    "permute": "permuted", "expand": "expanded", "unsqueeze": "unsqueezed", "squeeze": "squeezed",
+    "scaled_dot_product_attention": "attention", "cross_entropy_loss": "loss",
+}  # fmt: skip
+"""What to call an operation's result, where its own name is a verb, long, or Python's."""
+valued = frozenset(
+    ("max", "min", "topk", "sort", "median", "mode", "kthvalue", "cummax", "cummin",
+     "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+     "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
+)  # fmt: skip
+"""Operations that give values and where they are."""
 
 
 class Spelled(NamedTuple):
@@ -83,7 +94,7 @@ class Writer:
     def expression(self, item: Item) -> Spelled:
         if item.call is not None:
             return self.spell_call(item, self)
-        pattern = ", ".join(["{}"] * len(item.makes)) + ("," if is_tuple_of_one(item) else "")
+        pattern = "({},)" if is_tuple_of_one(item) else ", ".join(["{}"] * len(item.makes))
         return Spelled(spell(item.op, self.name, self.metas), item.makes, pattern)
 
     def seed(self, item: Item) -> str | None:
@@ -93,7 +104,7 @@ class Writer:
     def group(
         self, items: Sequence[Item], position: int, outside: Mapping[str, int]
     ) -> Iterator[Line]:
-        """The lines of one statement. `outside`: how often each value is read outside of the group."""
+        """The lines of one statement. `outside`: how often others read each value."""
         wanted = wanted_names(self.graph, items, outside, self.inside) | dict(self.fixed)
         once = inlinable([i for i in items if not self.seed(i)], items, outside)
         while True:
@@ -145,8 +156,8 @@ class Writer:
 def last_uses(
     items: Sequence[Item], position: int, once: frozenset[str], last_use: Mapping[str, float]
 ) -> dict[str, float]:
-    """Where values are last read that a statement reads last: what is written in place is read where
-    it is written."""
+    """Where values are last read that a statement reads last: what is written in place is read
+    where it is written."""
     where: dict[str, float] = {}
     found: dict[str, float] = {}
     for offset, item in reversed(list(enumerate(items))):
@@ -209,12 +220,14 @@ def wanted_names(
 
 
 def fallback(inside: Mapping[str, str], value: str, item: Item) -> str:
-    """A name for a value that the statement does not name: the one that it has where it is made, the
-    module's own, or the operation's."""
+    """A name for a value that the statement does not name: the one that it has where it is made,
+    the module's own, or the operation's."""
     if value in inside:
         return inside[value]
     if item.call is not None:
         parts = [part for part in item.call.path.split(".") if not part.isdigit()]
         return parts[-1] if parts else "x"
     name = item.op.target.split(".")[1].strip("_")
-    return short_names.get(name, name)
+    if name in valued and len(item.makes) > 1:
+        return ("values", "indices")[item.makes.index(value)]
+    return nouns.get(name, name)

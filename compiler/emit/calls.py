@@ -1,14 +1,13 @@
 """Calls of modules inside a function: `self.attn(x, mask)`, with the user's argument names."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..ir.graph import Arg, Call, Ref, State, references
+from .arguments import spell_arg
 from .attributes import Attributes
 from .body import Spelled, Writer
 from .boundary import free
 from .expression import call
-from .ops import spell_arg
 from .tree import Item, Tree, is_leaf
 
 
@@ -22,12 +21,14 @@ class Signature:
     """(argument name, parameter or buffer) of those that lie outside of the module."""
     positional: int
     results: tuple[str, ...]
+    batch: bool
+    """Whether it takes the number of samples, which no argument shows."""
 
 
-def signature(hints: Mapping[str, str], item: Item) -> Signature:
+def signature(tree: Tree, item: Item) -> Signature:
     """The signature of a lifted call: the user's arguments as far as they are read, then whatever
     else comes from outside."""
-    noted = item.call
+    noted, hints = item.call, tree.hints
     if noted is None:
         raise ValueError("an op has no signature")
     wanted = dict.fromkeys(item.reads)
@@ -48,7 +49,9 @@ def signature(hints: Mapping[str, str], item: Item) -> Signature:
         if isinstance(ref, State) and not ref.fqn.startswith(f"{noted.path}.")
     )  # fmt: skip
     outside = tuple((fqn.rpartition(".")[2], fqn) for fqn in states)
-    return Signature(tuple(arguments), outside, positional, item.makes)
+    return Signature(
+        tuple(arguments), outside, positional, item.makes, batch=tree.needs_batch(item)
+    )
 
 
 def unique(arguments: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -86,13 +89,14 @@ class Calls:
         if is_leaf(module) or noted.path in self.chains:
             texts = [self.leaf_argument(noted, i, writer) for i in range(len(noted.arguments))]
             return Spelled(call(function, texts), *self.leaf_results(noted.output, item))
-        form = signature(self.tree.hints, item)
+        form = signature(self.tree, item)
         texts = [
             writer.name(Ref(value)).text
             if i < form.positional
             else f"{name}={writer.name(Ref(value)).text}"
             for i, (name, value) in enumerate(form.arguments)
         ]
+        texts += ["batch=batch"] * form.batch
         texts += [f"{name}={writer.name(State(fqn)).text}" for name, fqn in form.states]
         return Spelled(call(function, texts), form.results, ", ".join(["{}"] * len(form.results)))
 

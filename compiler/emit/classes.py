@@ -1,9 +1,10 @@
 """Classes that differ in numbers only become one class whose arguments those numbers are.
 
-A draft is a class's text with its numbers marked. Drafts of the same user's class with the same text
-around their numbers are one class; a number that is equal in all of them stays where it is.
+A draft is a class's text with its numbers marked. Drafts of the same user's class with the same
+text around their numbers are one class; a number that is equal in all of them stays where it is.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -112,7 +113,7 @@ def make_class(name: str, draft: Draft, varying: Mapping[int, str]) -> Class:
     used_in_forward: list[str] = []
 
     def fill(text: str, prefix: str) -> str:
-        def one(match) -> str:  # type: ignore[no-untyped-def]
+        def one(match: re.Match[str]) -> str:
             parameter = varying.get(next(count))
             if parameter is None:
                 return str(match[1])

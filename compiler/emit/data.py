@@ -60,13 +60,14 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
         parts = view_dataset(data, unit, paths)
     drop = data.last_batch == "drop"
     fields = [clean(i.name) for i in unit.inputs]
+    whose = fields[0].capitalize() if len(fields) == 1 else listed(fields)
     return DataView(
         reader=parts.reader,
         reads=read_kind(data),
-        start=(*parts.start, *count_lines(spec, drop)),
+        start=(*parts.start, *count_lines(spec, drop=drop)),
         batch=batch_lines(parts, fields, plan) if unit.inputs else (),
         sizes=not plan.even,
-        batch_doc=f"{listed(fields).capitalize() if len(fields) == 1 else listed(fields)} of each microbatch.",
+        batch_doc=f"{whose} of each microbatch.",
         steps_per_epoch="SAMPLES // GLOBAL_BATCH" if drop else "-(-SAMPLES // GLOBAL_BATCH)",
         steps_comment="  # a short last batch is dropped" if drop else "",
         fact=parts.fact,
@@ -101,7 +102,7 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def count_lines(spec: Spec, drop: bool) -> tuple[str, ...]:
+def count_lines(spec: Spec, *, drop: bool) -> tuple[str, ...]:
     """What follows from the number of samples."""
     lines = []
     if spec.train.epochs is not None:
@@ -110,7 +111,8 @@ def count_lines(spec: Spec, drop: bool) -> tuple[str, ...]:
     if drop:
         lines.append("if SAMPLES < GLOBAL_BATCH:")
         lines.append(
-            '    raise SystemExit(f"{SAMPLES} samples are fewer than a global batch of {GLOBAL_BATCH}")'
+            '    raise SystemExit(f"{SAMPLES} samples are fewer than '
+            'a global batch of {GLOBAL_BATCH}")'
         )
     return tuple(lines)
 
@@ -144,12 +146,14 @@ def view_text(data: Text, unit: Unit, paths: Sequence[str]) -> Parts:
         f"{clean(i.name)} = text[windows{' + 1' if i.field == 'labels' else ''}].long()"
         for i in unit.inputs
     ]
+    text = "text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)"
+    count = f"SAMPLES = (len(text) - 1) // {size}"
     return Parts(
         reader=(
             *find,
             'raw = b"".join(Path(file).read_bytes() for file in files if os.path.isfile(file))',
-            "text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)  # a token a byte",
-            f"SAMPLES = (len(text) - 1) // {size}  # sample i: {size} tokens from byte {size} * i on",
+            f"{text}  # a token a byte",
+            f"{count}  # sample i: {size} tokens from byte {size} * i on",
             "",
             "",
         ),

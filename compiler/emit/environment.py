@@ -11,5 +11,5 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # Python, not HTML; strings are quoted in the views
+        autoescape=False,  # noqa: S701  # Python, not HTML; strings are quoted in the views
     )

@@ -4,7 +4,7 @@ Numbers in them are marked, so that classes that differ in numbers only can shar
 `classes.py`. A marked number is `MARK value | hint MARK`.
 """
 
-import json
+import math
 import re
 from collections.abc import Sequence
 from enum import IntEnum
@@ -45,11 +45,12 @@ class Expr(NamedTuple):
         return self.text if self.level >= level else f"({self.text})"
 
 
-def number(value: bool | float | complex, hint: str = "") -> Expr:
+def number(value: complex, hint: str = "") -> Expr:
     """A number; `hint` names it, should it become an argument of a class."""
-    if isinstance(value, bool) or isinstance(value, complex):
+    if isinstance(value, bool | complex):
         return Expr(repr(value))
-    text = repr(value) if value == value and abs(value) != float("inf") else f'float("{value}")'
+    finite = isinstance(value, int) or math.isfinite(value)
+    text = repr(value) if finite else f'float("{value}")'
     level = Level.UNARY if text.startswith("-") else Level.ATOM
     return Expr(f"{MARK}{text}|{hint}{MARK}", level)
 
@@ -89,5 +90,10 @@ def sequence(items: Sequence[Expr], brackets: str = "()") -> Expr:
 
 
 def quote(text: str) -> str:
-    """A string as Python, in double quotes; nothing in it can end it."""
-    return json.dumps(text)
+    """A string as Python, in the quotes that need fewer escapes; nothing in it can end it."""
+    body = repr(f'"{text}')[2:-1]  # in single quotes, since it holds a double one
+    if text.count('"') > text.count("'"):
+        return f"'{body}'"
+    swapped = {"\\'": "'", '"': '\\"'}
+    body = re.sub(r'\\.|"', lambda part: swapped.get(part[0], part[0]), body)
+    return f'"{body}"'

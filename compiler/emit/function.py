@@ -37,6 +37,8 @@ class Function:
     results: tuple[str, ...]
     """Values to return."""
     loops: tuple[Loop, ...]
+    given_batch: bool = False
+    """Whether the number of samples is an argument of its own."""
 
 
 class FunctionWriter:
@@ -80,18 +82,9 @@ class FunctionWriter:
         for loop, run in groupby(self.function.items, key=lambda item: looped.get(id(item))):
             lines += self.loop(loop) if loop else self.statements(list(run))
         lines = self.returned(lines)
-        if self.reads_batch():
+        if not self.function.given_batch and self.calls.tree.reads_batch(self.function.items):
             lines.insert(0, Line(f"batch = {self.batch()}"))
         return lines
-
-    def reads_batch(self) -> bool:
-        """Whether an op of the function itself has a size that grows with the batch."""
-        return any(
-            has_batch((op.args, op.kwargs))
-            for item in self.function.items
-            if item.call is None
-            for op in item.ops
-        )
 
     def batch(self) -> str:
         """The number of samples, from the first argument that shows it."""
@@ -161,9 +154,3 @@ def statements(items: Sequence[Item]) -> Iterator[list[Item]]:
     """Runs of items of one statement of the user; an item without one stands alone."""
     for _, run in groupby(items, key=lambda item: item.statement or id(item)):
         yield list(run)
-
-
-def has_batch(argument: object) -> bool:
-    if isinstance(argument, tuple):
-        return any(map(has_batch, argument))
-    return isinstance(argument, Dim)

@@ -1,4 +1,4 @@
-"""What to call a value outside of the statement that makes it: as the user's code around it does."""
+"""What to call a value outside of the statement that makes it: as the user's code does there."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ def name_inside(graph: Graph) -> dict[str, str]:
 
 
 def name_around(graph: Graph, op: Op) -> str:
-    """The one name that gets the result of the innermost call around an op of which that is known."""
+    """The one name for the result of the innermost call around an op of which that is known."""
     call = graph.calls.get(op.call)
     while call is not None:
         if name := single_target(graph, call.statement):

@@ -116,6 +116,7 @@ class Lifter:
                 len(item.reads) != 1
                 or len(item.makes) != 1
                 or (previous and item.reads[0] != previous)
+                or self.tree.needs_batch(item)
             ):
                 return False
             previous = item.makes[0]
@@ -140,7 +141,7 @@ class Lifter:
             if other == path and (other, number) in self.tree.whole
         ]
         item = self.tree.call_item((path, numbers[0]))
-        form = signature(self.hints, item)
+        form = signature(self.tree, item)
         items = self.tree.items((path, numbers[0]))
         names = [
             name
@@ -156,6 +157,7 @@ class Lifter:
             tuple(items),
             form.results,
             LoopFinder(self.tree, attributes, path, {}).find(items),
+            given_batch=form.batch,
         )
         writer = FunctionWriter(
             self.graph,
@@ -167,7 +169,8 @@ class Lifter:
         )
         lines = tuple(writer.lines())
         module = self.graph.modules[path]
-        arguments = (*writer.argument_names, *(name for name, _ in form.states))
+        arguments = (*writer.argument_names, *["batch"] * form.batch)
+        arguments += tuple(name for name, _ in form.states)
         return Draft(path, module.cls, module.where, tuple(attributes.lines()), arguments, lines)
 
     def stage(self, results: tuple[str, ...]) -> Class:

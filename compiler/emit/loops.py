@@ -1,4 +1,4 @@
-"""Finds calls of all elements of a container, each feeding the next: `for block in self.blocks:`."""
+"""Finds calls of all elements of a container, each fed by the last: `for block in self.blocks:`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class LoopFinder:
         return next((self.seeds[op.name] for op in item.ops if op.name in self.seeds), "")
 
     def feeds_on(self, run: Sequence[Item]) -> bool:
-        """Whether each call's only result is read by the next alone, and all else is passed alike."""
+        """Whether each call's one result is read by the next alone, and the rest passed alike."""
         first = [value for value in run[0].reads if value not in run[1].reads]
         if len(first) != 1 or any(len(item.makes) != 1 for item in run):
             return False
@@ -85,18 +85,17 @@ class LoopFinder:
         return len({self.passed(item, carried[i]) for i, item in enumerate(run)}) == 1
 
     def passed(self, item: Item, carried: str) -> tuple[object, ...] | Item:
-        """What a call is given, `*` for what comes from the one before; itself if it is like no other."""
+        """What a call is given, `*` for what the one before made; itself if it is like no other."""
         if item.call is not None and is_leaf(self.tree.graph.modules[item.call.path]):
             if not isinstance(item.call.output, Ref):
                 return item
             arguments: tuple[tuple[str, object], ...] = item.call.arguments
             positional = item.call.positional
         else:
-            form = signature(self.tree.hints, item)
-            arguments, positional = (
-                tuple((name, Ref(value)) for name, value in form.arguments),
-                form.positional,
-            )
+            form = signature(self.tree, item)
+            arguments = tuple((name, Ref(value)) for name, value in form.arguments)
+            arguments += (*form.states, ("batch", form.batch))
+            positional = form.positional
         return tuple(
             (i if i < positional else name, "*" if value == Ref(carried) else value)
             for i, (name, value) in enumerate(arguments)

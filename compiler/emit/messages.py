@@ -15,7 +15,17 @@ def variable(edge: Edge, rank: int) -> str:
     )
 
 
-def unpack(names: Sequence[str], multi: bool) -> str:
+def incoming(program: Program, kind: str) -> list[Edge]:
+    """The edges of a kind that end at a rank."""
+    return [e for e in program.edges if e.kind == kind and e.target == program.rank]
+
+
+def outgoing(program: Program, kind: str) -> list[Edge]:
+    """The edges of a kind that start at a rank."""
+    return [e for e in program.edges if e.kind == kind and e.source == program.rank]
+
+
+def unpack(names: Sequence[str], *, multi: bool) -> str:
     """The left side that takes a message apart."""
     return f"({names[0]},)" if multi and len(names) == 1 else ", ".join(names)
 

@@ -1,5 +1,5 @@
-"""Views -> files. The templates lay out text; which imports and constants a script needs is seen from
-the text itself."""
+"""Views -> files. The templates lay out text; which imports and constants a script needs is seen
+from the text itself."""
 
 import hashlib
 import json
@@ -16,8 +16,9 @@ from .view import view_rank
 
 compilation_mark = "@compilation@"
 modules = (
-    "import ast", "import collections", "import datetime", "import functools", "import glob", "import json",
-    "import math", "import os", "import struct", "import sysconfig", "import time", "import zlib",
+    "import ast", "import collections", "import datetime", "import functools", "import glob",
+    "import json", "import math", "import os", "import struct", "import sysconfig", "import time",
+    "import zlib",
 )  # fmt: skip
 torch_modules = (
     "import torch", "import torch.distributed as dist", "import torch.nn as nn",
@@ -30,8 +31,8 @@ def render(
 ) -> tuple[File, ...]:
     """Every file of a compilation: scripts, run.py, plan.txt, manifest.json, then what they read.
 
-    `saved`: weights that could not be recorded, as safetensors; `copies`: the user's own modules that
-    the scripts import, file name -> text.
+    `saved`: weights that could not be recorded, as safetensors; `copies`: the user's own modules
+    that the scripts import, file name -> text.
     """
     templates = environment()
     scripts = [
@@ -74,7 +75,7 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
 
 def is_used(line: str, body: str) -> bool:
     """Whether a name that a constant's line sets is read anywhere else."""
-    names = re.findall(r"[A-Z][A-Z_]+", line.split("=")[0])
+    names = re.findall(r"[A-Z][A-Z_]+", line.split("=", maxsplit=1)[0])
     rest = body.replace(line, "", 1)
     return any(re.search(rf"\b{name}\b", rest) for name in names)
 
@@ -93,6 +94,7 @@ def manifest(job: Job, digest: str, paths: list[str]) -> dict[str, object]:
         "ppc": job.version,
         "spec": job.source,
         "spec_sha256": job.spec_digest,
+        "model": job.spec.model.factory.target.partition(":")[0],
         "model_sha256": job.model_digest,
         "compilation": digest,
         "world_size": job.plan.world_size,

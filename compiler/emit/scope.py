@@ -1,4 +1,4 @@
-"""Names of values in one function: the user's own where they are free, never one that is still read."""
+"""Names of values in one function: the user's own where free, never one that is still read."""
 
 import keyword
 import re
@@ -33,7 +33,7 @@ class Scope:
         """Name -> the value that it holds now."""
 
     def bind(self, value: str, wanted: str, position: float) -> str:
-        """Give a value a name from `position` on: the wanted one unless it holds a value that is read later."""
+        """Name a value from `position` on: as wanted, unless a value of that name is read later."""
         wanted = clean(wanted)
         name, count = wanted, 1
         while self.holds_other(name, position):

@@ -18,7 +18,10 @@ def check_lines(program: Program, data: DataView | None) -> Iterator[str]:
     facts = ['"compilation": COMPILATION', '"torch": torch.__version__']
     facts += [f'"data": {data.fact}'] if data and data.fact else []
     yield ""
-    yield "# before the first message: do all ranks run this compilation, with this torch, on this data?"
+    yield (
+        "# before the first message: "
+        "do all ranks run this compilation, with this torch, on this data?"
+    )
     yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
     if program.edges:
         names = ", ".join(variable(edge, program.rank) for edge in program.edges)
@@ -82,7 +85,9 @@ def frozen_lines(graph: Graph, unit: Unit) -> Iterator[str]:
         getter = "get_parameter" if path in names else "get_submodule"
         yield f'stage.{getter}("{path}").requires_grad_(False)'
     evaluated = [path for path, module in graph.modules.items() if not module.training and path]
-    here = {name.rpartition(".")[0] for name in names}
+    here = {h.fqn.rpartition(".")[0] for h in unit.state}
+    leaves = {path for path, module in graph.modules.items() if module.constructor}
+    here |= {op.call[0] for op in unit.ops} & leaves
     for path in evaluated:
         inside = any(name == path or name.startswith(f"{path}.") for name in here)
         if inside and not any(path.startswith(f"{other}.") for other in evaluated):
@@ -106,7 +111,10 @@ def cover(chosen: Sequence[str], names: set[str]) -> list[str]:
 def group_lines(program: Program) -> Iterator[str]:
     """Each directed edge has a group of its own: its messages wait for nobody else's."""
     groups = ", ".join(map(str, program.groups))
-    yield "# a group for each direction, made by all ranks in one order: no message waits for another's"
+    yield (
+        "# a group for each direction, made by all ranks in one order: "
+        "no message waits for another's"
+    )
     short = f"groups = {{g: dist.new_group(g, timeout=TIMEOUT) for g in [{groups}]}}"
     if len(short) <= 100:
         yield short
@@ -167,7 +175,7 @@ def spell_option(value: object) -> str:
     return repr(value)
 
 
-def finish_lines(program: Program, unit: Unit) -> Iterator[str]:
+def finish_lines(program: Program) -> Iterator[str]:
     """Save this rank's part, whole or not at all."""
     path = f'"weights-rank{program.rank}.pt"'
     yield f'torch.save(stage.state_dict(), FOLDER / {path[:-1]}.partial")'

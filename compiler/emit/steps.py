@@ -1,7 +1,7 @@
 """A rank's program -> the functions that run a step: forward, backward, and their order.
 
-Transfers stand where the program has them: every forward takes its messages, computes and sends, and
-so does every backward. That pattern is checked here, not assumed.
+Transfers stand where the program has them: every forward takes its messages, computes and sends,
+and so does every backward. `pattern` checks that; it is not assumed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,20 +12,17 @@ from ..ir.plan import Plan
 from ..ir.program import (
     Compute,
     Edge,
-    Flush,
     Instruction,
     Loop,
     Microbatch,
-    Post,
     Program,
-    Send,
-    Wait,
     unroll,
 )
 from ..ir.schedule import Kind
 from ..ir.unit import Unit
 from .layout import wrap
-from .messages import in_memory_order, is_general, unpack, variable
+from .messages import in_memory_order, incoming, is_general, outgoing, unpack, variable
+from .pattern import check_pattern
 from .scope import clean
 
 
@@ -78,7 +75,7 @@ class StepWriter:
 
     def write(self) -> Steps:
         body = next(loop.body for loop in self.program.actions if isinstance(loop, Loop))
-        self.check(body)
+        check_pattern(self.program, body)
         has_backward = self.unit.has_backward
         state = "live = {}  # microbatch -> what its backward needs" if has_backward else ""
         state = (
@@ -89,19 +86,13 @@ class StepWriter:
         return Steps(
             state=state,
             parameters=", ".join(["mb", *self.extra]),
-            forward=tuple(f"    {line}" for line in self.forward(has_backward)),
+            forward=tuple(f"    {line}" for line in self.forward()),
             backward=tuple(f"    {line}" for line in self.backward()) if has_backward else (),
             run_parameters=", ".join(self.extra),
             run=tuple(self.run(body)),
         )
 
-    def incoming(self, kind: str) -> list[Edge]:
-        return [e for e in self.edges if e.kind == kind and e.target == self.program.rank]
-
-    def outgoing(self, kind: str) -> list[Edge]:
-        return [e for e in self.edges if e.kind == kind and e.source == self.program.rank]
-
-    def forward(self, has_backward: bool) -> Iterator[str]:
+    def forward(self) -> Iterator[str]:
         """Take, compute, send."""
         if not self.plan.even:
             yield "if not sizes[mb]:  # a short last batch may not reach every microbatch"
@@ -109,9 +100,9 @@ class StepWriter:
         produced = {self.names.get(value) for value in self.results}
         received = {t.value: self.received_name(t.value, produced) for t in self.unit.receives}
         gradients = {t.value for t in self.unit.receives if t.gradient}
-        for edge in self.incoming("activations"):
+        for edge in incoming(self.program, "activations"):
             names = [received[value] for value, _ in edge.values]
-            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take(mb)"
+            yield self.take(names, edge)
             for value, meta in edge.values:
                 if meta.order:  # back from the order of memory, in which it was sent
                     inverse = ", ".join(
@@ -125,7 +116,7 @@ class StepWriter:
         key = ['f"{SEED} {step} {mb}"'] if self.seeds else []
         call = f"stage({', '.join([*received.values(), *data, *key])})"
         yield from self.compute(call)
-        if has_backward:
+        if self.unit.has_backward:
             kept = [received[v] for v in received if v in gradients] + self.sources()
             if self.is_last:
                 kept[-1] += " / MICROBATCHES" if self.plan.even else " * (sizes[mb] / sum(sizes))"
@@ -143,7 +134,7 @@ class StepWriter:
             yield f"losses.append(loss.detach().double(){share})"
             return
         yield from wrap(f"{', '.join(self.names[value] for value in self.results)} = {call}", 0)
-        for edge in self.outgoing("activations"):
+        for edge in outgoing(self.program, "activations"):
             values = ", ".join(in_memory_order(self.names[v], meta) for v, meta in edge.values)
             yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
 
@@ -162,7 +153,7 @@ class StepWriter:
         produced = {self.names.get(value) for value in self.results}
         received = [self.received_name(t.value, produced) for t in self.unit.receives if t.gradient]
         names = [*received, *self.sources()]
-        edges = self.incoming("gradients")
+        edges = incoming(self.program, "gradients")
         if self.is_last:
             yield f"{', '.join(names)} = live.pop(mb)"
             yield "loss.backward()"
@@ -174,31 +165,33 @@ class StepWriter:
         produced_names = {
             t.value: self.received_name(t.value, produced) for t in self.unit.receives
         }
-        for edge in self.outgoing("gradients"):
+        for edge in outgoing(self.program, "gradients"):
             values = ", ".join(f"{produced_names[value]}.grad" for value, _ in edge.values)
             yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
 
     def several(self, edges: Sequence[Edge]) -> Iterator[str]:
         """Gradients of several outputs, or of one from several stages."""
         if len(edges) == len(edges[0].values) == 1:
-            yield f"{self.names[edges[0].values[0][0]]}.backward({variable(edges[0], self.program.rank)}.take(mb))"
+            ((value, _),) = edges[0].values
+            gradient = f"{variable(edges[0], self.program.rank)}.take(mb)"
+            yield f"{self.names[value]}.backward({gradient})"
             return
         outputs, gradients = [], []
         for edge in edges:
             names = [f"grad_{self.names[value]}" for value, _ in edge.values]
             if len(edges) > 1:
                 names = [f"{name}_from_{edge.source}" for name in names]
-            yield f"{unpack(names, self.multi)} = {variable(edge, self.program.rank)}.take(mb)"
+            yield self.take(names, edge)
             outputs += [self.names[value] for value, _ in edge.values]
             gradients += names
         yield from wrap(
             f"torch.autograd.backward(({', '.join(outputs)}), ({', '.join(gradients)}))", 0
         )
 
-    @property
-    def multi(self) -> bool:
-        """Whether messages are lists."""
-        return is_general(self.program)
+    def take(self, names: Sequence[str], edge: Edge) -> str:
+        """The next message of an edge, taken apart."""
+        left = unpack(names, multi=is_general(self.program))
+        return f"{left} = {variable(edge, self.program.rank)}.take(mb)"
 
     def run(self, body: Sequence[Instruction]) -> Iterator[str]:
         """The order of a step."""
@@ -247,49 +240,6 @@ class StepWriter:
         if compute.action.kind is Kind.F:
             return f"forward({', '.join([microbatch, *self.extra])})"
         return f"backward({microbatch})"
-
-    def check(self, body: Sequence[Instruction]) -> None:
-        """Every compute stands between its own waits and sends, each edge's receives posted so many
-        ahead: what forward, backward and Inbox do."""
-        flat = tuple(flatten(body))
-        waits: list[str] = []
-        for i, item in enumerate(flat):
-            if isinstance(item, Wait):
-                waits.append(item.edge)
-                if not (i and flat[i - 1] == Post(item.edge)):
-                    raise InternalError(
-                        f"rank {self.program.rank}: {item} without a Post before it"
-                    )
-            elif isinstance(item, Compute):
-                kind = "activations" if item.action.kind is Kind.F else "gradients"
-                sends = [s.edge for s in takewhile_sends(flat[i + 1 :])]
-                expected = (
-                    [e.name for e in self.incoming(kind)],
-                    [e.name for e in self.outgoing(kind)],
-                )
-                if (waits, sends) != expected:
-                    raise InternalError(
-                        f"rank {self.program.rank}: {item}: {waits}, {sends}, not {expected}"
-                    )
-                waits = []
-            elif isinstance(item, Flush) and waits:
-                raise InternalError(f"rank {self.program.rank}: waits {waits} without a compute")
-
-
-def takewhile_sends(items: Sequence[Instruction]) -> Iterator[Send]:
-    for item in items:
-        if not isinstance(item, Send):
-            return
-        yield item
-
-
-def flatten(body: Sequence[Instruction]) -> Iterator[Instruction]:
-    """Instructions with loops' bodies once."""
-    for item in body:
-        if isinstance(item, Loop):
-            yield from flatten(item.body)
-        else:
-            yield item
 
 
 def computes(body: Sequence[Instruction]) -> list[Compute]:

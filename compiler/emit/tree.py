@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..ir.graph import Call, CallId, Graph, Module, Op, Ref, TensorMeta, references
+from ..ir.graph import Call, CallId, Dim, Graph, Module, Op, Ref, TensorMeta, references
 from ..ir.unit import Unit
+from .functional import outputs_of
 from .hints import name_inside
 
 
@@ -24,7 +25,7 @@ class Item:
     reads: tuple[str, ...]
     """Values from outside, once for each time they are read; of a call, each once."""
     makes: tuple[str, ...]
-    """Values made here that are read outside, in order; of an op, all its outputs, "" for unused."""
+    """Values made here that are read outside, in order; all outputs of an op, "" for unused."""
 
     @property
     def grad(self) -> bool:
@@ -68,14 +69,14 @@ class Tree:
         ]
 
     def child(self, op: Op, call: CallId | None) -> CallId | None:
-        """The outermost whole call around an op, inside `call`; None for an op of the call's own."""
+        """The outermost whole call around an op, inside `call`; None for the call's own op."""
         chain = list(ancestors(self.graph, op.call))
         inside = chain[: chain.index(call)] if call else chain
         return next((c for c in reversed(inside) if c in self.whole), None)
 
     def op_item(self, op: Op) -> Item:
         reads = tuple(ref.name for ref in op.operands if isinstance(ref, Ref))
-        return Item((op,), None, op.statement, reads, op.outputs)
+        return Item((op,), None, op.statement, reads, outputs_of(op))
 
     def call_item(self, key: CallId) -> Item:
         ops, call = self.ops_of[key], self.graph.calls[key]
@@ -93,6 +94,32 @@ class Tree:
             + [n for op in ops for n in op.outputs if n in outside]
         )
         return Item(ops, call, call.statement, tuple(reads), tuple(makes))
+
+    def needs_batch(self, item: Item) -> bool:
+        """Whether a call's function has a size that grows with the batch and no value to see the
+        number of samples from."""
+        if item.call is None or any(map(is_batched, (self.metas[v] for v in item.reads))):
+            return False
+        key = (item.call.path, item.call.number)
+        return key in self.whole and self.reads_batch(self.items(key))
+
+    def reads_batch(self, items: Sequence[Item]) -> bool:
+        """Whether a function with these items needs the number of samples."""
+        own = (op for item in items if item.call is None for op in item.ops)
+        return any(has_batch((op.args, op.kwargs)) for op in own) or any(
+            map(self.needs_batch, items)
+        )
+
+
+def is_batched(meta: TensorMeta) -> bool:
+    return any(isinstance(size, Dim) for size in meta.shape)
+
+
+def has_batch(argument: object) -> bool:
+    """Whether a size that grows with the batch is among nested arguments."""
+    if isinstance(argument, tuple):
+        return any(map(has_batch, argument))
+    return isinstance(argument, Dim)
 
 
 def ancestors(graph: Graph, call: CallId) -> Iterator[CallId]:

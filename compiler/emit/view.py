@@ -48,7 +48,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "draws": weights.draws,
         "saved": weights.saved,
         "init": weights.lines,
-        "init_doc": init_doc(weights.draws),
+        "init_doc": init_doc(draws=weights.draws),
         "data": data and asdict(data),
         "general": is_general(program),
         "uneven": not plan.even,
@@ -57,14 +57,13 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         **view_update(job, program, unit),
         "edges": bool(program.edges),
         "start": list(start_lines(job, program, unit, data)),
-        "finish": list(finish_lines(program, unit)),
+        "finish": list(finish_lines(program)),
     }
 
 
-def init_doc(draws: bool) -> str:
-    if draws:
-        return "The model's own initialisation; seeded by name, it is the same however the model is cut."
-    return "The model's own initialisation."
+def init_doc(*, draws: bool) -> str:
+    seeded = "; seeded by name, it is the same however the model is cut" if draws else ""
+    return f"The model's own initialisation{seeded}."
 
 
 def plan_constants(plan: Plan) -> list[str]:
@@ -171,8 +170,8 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         if trains or unit.outputs
         else None,
         "clip": view_clip(job, unit) if job.spec.train.clip_norm is not None else None,
-        "log": view_log(job, unit) if unit.outputs else None,
-        "loop": list(loop_lines(job, program, unit, loop.body, trains=trains)),
+        "log": view_log(job) if unit.outputs else None,
+        "loop": list(loop_lines(job, unit, loop.body, trains=trains)),
     }
 
 
@@ -187,11 +186,8 @@ def lr_lines(spec: Spec) -> Iterator[str]:
         return
     done = "(step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)" if schedule.warmup else "step / STEPS"
     yield f"done = {done}"
-    left = "1 - done" if schedule.name == "linear" else "0.5 * (1 + math.cos(math.pi * done))"
-    if schedule.final:
-        yield f"return LR * (FINAL + (1 - FINAL) * {left if schedule.name != 'linear' else f'({left})'})"
-    else:
-        yield f"return LR * {left if schedule.name != 'linear' else f'({left})'}"
+    left = "(1 - done)" if schedule.name == "linear" else "0.5 * (1 + math.cos(math.pi * done))"
+    yield f"return LR * (FINAL + (1 - FINAL) * {left})" if schedule.final else f"return LR * {left}"
 
 
 def view_clip(job: Job, unit: Unit) -> dict[str, object]:
@@ -223,7 +219,7 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
     return {"doc": doc, "lines": [f"    {line}" for line in lines]}
 
 
-def view_log(job: Job, unit: Unit) -> dict[str, object]:
+def view_log(job: Job) -> dict[str, object]:
     sequence = getattr(job.spec.data, "sequence", None)
     count = "GLOBAL_BATCH" if sequence is None else f"GLOBAL_BATCH * {sequence}"
     steps = job.spec.train.steps
@@ -235,9 +231,7 @@ def view_log(job: Job, unit: Unit) -> dict[str, object]:
     }
 
 
-def loop_lines(
-    job: Job, program: Program, unit: Unit, body: Sequence[Instruction], *, trains: bool
-) -> Iterator[str]:
+def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: bool) -> Iterator[str]:
     """The body of the training loop."""
     batch = "get_batch(step)" if unit.inputs else ""
     if not job.plan.even:

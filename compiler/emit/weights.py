@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from ..ir.graph import Arg, Device, Graph, Op, Recipe, Ref, State
 from ..ir.unit import Unit
+from .arguments import spell_arg
 from .expression import Expr, plain, quote
 from .layout import wrap
-from .ops import spell, spell_arg
+from .ops import spell
 
 tensor_name = "tensor"
 
@@ -69,7 +70,8 @@ def condition(members: Sequence[str], others: Sequence[str]) -> str:
         return f"name == {quote(members[0])}"
     exact = [end for end in ends if any(other.endswith(end) for other in others)]
     if exact:  # one name ends in another
-        return f"name in ({', '.join(quote(name) for name in members)}{',' if len(members) == 1 else ''})"
+        comma = "," if len(members) == 1 else ""
+        return f"name in ({', '.join(map(quote, members))}{comma})"
     if len(ends) == 1:
         return f"name.endswith({quote(ends[0])})"
     return f"name.endswith(({', '.join(map(quote, ends))}))"
@@ -90,8 +92,7 @@ def spell_recipe(name: str, recipe: Recipe) -> Iterator[str]:
         return
     keys = dict(recipe.seeds)
     names = {"self": tensor_name}
-    for op in recipe.ops:
-        op = without_device(op)
+    for op in map(without_device, recipe.ops):
         for output in op.outputs:
             names.setdefault(output, f"value_{len(names)}" if len(names) > 1 else "value")
         if op.random:

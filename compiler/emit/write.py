@@ -1,7 +1,6 @@
 """Files -> disk: all of them or none, and never over files that ppc did not write."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -17,8 +16,9 @@ run_outputs = ("metrics.jsonl", "weights-rank")
 def write(files: Sequence[File], folder: Path) -> None:
     """Write a compilation to a folder.
 
-    The files are written beside the folder first and moved into place together; an older compilation
-    there is replaced, files that no compilation wrote are a reason to refuse. Raises OutputError.
+    The files are written beside the folder first and moved into place together; an older
+    compilation there is replaced, files that no compilation wrote are a reason to refuse. Raises
+    OutputError.
     """
     strangers = foreign(folder)
     if strangers:
@@ -56,14 +56,14 @@ def fill(files: Sequence[File], folder: Path) -> None:
 def replace(folder: Path, fresh: Path) -> None:
     """Put a finished folder in the place of an older one, keeping what its runs wrote."""
     if not folder.exists():
-        os.rename(fresh, folder)
+        fresh.rename(folder)
         return
     for path in folder.iterdir():
         if path.name.startswith(run_outputs):
             shutil.move(path, fresh / path.name)
     old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-    os.rename(folder, old / folder.name)
-    os.rename(fresh, folder)
+    folder.rename(old / folder.name)
+    fresh.rename(folder)
     shutil.rmtree(old)
 
 

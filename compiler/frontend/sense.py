@@ -182,7 +182,8 @@ def glob_faults(pattern: str, folder: Path) -> Iterator[tuple[str, str]]:
         yield f"{strange[0]} in {pattern!r} stands for nothing", "only {stdlib} does"
     elif not Path(pattern).is_absolute():
         path = pattern.replace("{stdlib}", glob.escape(sysconfig.get_path("stdlib")))
-        if next(glob.iglob(path, root_dir=folder, recursive=True), None) is None:
+        found = glob.iglob(path, root_dir=folder, recursive=True)  # noqa: PTH207  # as scripts do
+        if next(found, None) is None:
             yield f"no file matches {pattern!r}", "patterns are relative to the spec's folder"
 
 

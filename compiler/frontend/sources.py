@@ -25,7 +25,7 @@ def model_file(spec: Spec) -> Path:
 
 
 def data_paths(spec: Spec, folder: Path) -> tuple[str, ...]:
-    """The data's files as scripts in `folder` find them: relative to it, unless given as absolute."""
+    """The data's files as scripts in `folder` find them: relative to it, or absolute as given."""
     data = spec.data
     if isinstance(data, Text):
         return tuple(relative(path, spec, folder) for path in data.files)

@@ -86,8 +86,8 @@ class Op:
     """Names of positional arguments that equal the schema's default."""
     spelling: Literal["method", "torch", ""] = ""
     """Where Python has it: `x.mean()`, `torch.cat()`, or neither."""
-    flops: Amount = Amount()
-    saved_bytes: Amount = Amount()
+    flops: Amount = field(default_factory=Amount)
+    saved_bytes: Amount = field(default_factory=Amount)
     """What autograd keeps for the backward, each storage counted where it is kept first."""
 
     @property
@@ -157,8 +157,9 @@ class Module:
 class Recipe:
     """How a tensor gets its first value: recorded operations, the last of which gives it.
 
-    Operations name their results v0, v1, ...; a random one carries its seed key, the owner's name and
-    `#ordinal` where the owner draws more than once. With `values`, the tensor is saved beside the scripts.
+    Operations name their results v0, v1, ...; a random one carries its seed key, the owner's name
+    and `#ordinal` where the owner draws more than once. With `saved`, the tensor lies in a file
+    beside the scripts.
     """
 
     ops: tuple[Op, ...] = ()
@@ -227,8 +228,8 @@ class Graph:
     outputs: tuple[tuple[str, str], ...]
     """(name, value): `loss` first."""
     canonical: Mapping[str, str] = field(default_factory=dict)
-    """Every name of every parameter and buffer, aliases included -> its key in `parameters`. Ops read
-    a tied parameter by the name that the module around them owns."""
+    """Every name of every parameter and buffer, aliases included -> its key in `parameters`. Ops
+    read a tied parameter by the name that the module around them owns."""
     statements: Mapping[int, Statement] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     """What to call a value that no statement names: the model's output, as the loss calls it."""

@@ -1,7 +1,7 @@
 """Plan: who computes what.
 
-A stage has its own mesh, the ranks that hold it: a rectangular plan is the case where all meshes are
-equal in shape. Several meshes may lie over the same ranks.
+A stage has its own mesh, the ranks that hold it: a rectangular plan is the case where all meshes
+are equal in shape. Several meshes may lie over the same ranks.
 """
 
 from collections.abc import Mapping

@@ -17,7 +17,7 @@ class Kind(StrEnum):
 
     F = "F"  # forward
     B = "B"  # backward: input and weight gradients
-    I = "I"  # backward, input gradients only
+    I = "I"  # noqa: E741  # backward, input gradients only; the letter that PyTorch uses
     W = "W"  # backward, weight gradients only
     REDUCE = "Reduce"
     UPDATE = "Update"

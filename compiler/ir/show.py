@@ -25,7 +25,8 @@ def show_form(form: object) -> str:
 def show_layer(layer: Layer) -> str:
     """One line: path, kind, parameters and FLOPs of the forward of one sample."""
     name = layer.path or "(root)"
-    return f"layer {name}: {layer.kind}, {layer.param_bytes} bytes, {layer.flops.at(1)} flops a sample\n"
+    size = f"{layer.param_bytes} bytes, {layer.flops.at(1)} flops a sample"
+    return f"layer {name}: {layer.kind}, {size}\n"
 
 
 def show_plan(plan: Plan) -> str:

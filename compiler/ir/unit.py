@@ -78,8 +78,8 @@ class Unit:
 
     @property
     def has_backward(self) -> bool:
-        """Whether a gradient comes back to this stage: it ends in the loss or sends what has one, and
-        has something to train or to send one on to."""
+        """Whether a gradient comes back to this stage: it ends in the loss or sends what has one,
+        and has something to train or to send one on to."""
         begins = bool(self.outputs) or any(t.gradient for t in self.sends)
         ends = any(held.trainable for held in self.state) or any(t.gradient for t in self.receives)
         return begins and ends

@@ -54,8 +54,8 @@ class TensorMeta:
     dtype: str
     requires_grad: bool = False
     order: tuple[int, ...] = ()
-    """Dimensions from the outermost in memory to the innermost; () for the usual order. It goes with a
-    value to another stage: random numbers are drawn in the order of memory."""
+    """Dimensions from the outermost in memory to the innermost; () for the usual order. It goes
+    with a value to another stage: random numbers are drawn in the order of memory."""
 
     @property
     def bytes(self) -> Amount:

@@ -1,1 +1,1 @@
-"""From graph to programs: segment, place, localize, order, communicate, roll; no pass calls another."""
+"""Graph to programs: segment, place, localize, order, communicate, roll; none calls another."""

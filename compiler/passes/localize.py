@@ -27,12 +27,14 @@ class Facts:
     """Values that any stage can compute from the data alone."""
     reaching: frozenset[str]
     """Values from which a gradient-carrying path leads to the loss."""
+    read: frozenset[str]
+    """All that any op reads."""
 
 
 def localize(graph: Graph, plan: Plan) -> tuple[Unit, ...]:
-    """Before: each op in one layer, each layer in one stage. After: a unit for each rank of each stage."""
+    """Before: each op in one layer, each layer in one stage. After: a unit a stage and rank."""
     facts = gather(graph, plan)
-    stages = [stage_ops(graph, plan, facts, stage.index) for stage in plan.stages]
+    stages = [stage_ops(graph, facts, stage.index) for stage in plan.stages]
     transfers = tuple(
         transfer(graph, facts, ops, value, index)
         for index, (ops, received) in enumerate(stages)
@@ -60,6 +62,7 @@ def gather(graph: Graph, plan: Plan) -> Facts:
         writers={name: tuple(writers.get(base, ())) for name, base in memory.items()},
         free=recomputable(graph),
         reaching=reaching_values(graph),
+        read=frozenset(str(ref) for op in graph.ops for ref in op.operands),
     )
 
 
@@ -67,18 +70,15 @@ def reaching_values(graph: Graph) -> frozenset[str]:
     """Values from which a path of differentiable ops leads to an output."""
     reaching = {value for _, value in graph.outputs}
     for op in reversed(graph.ops):
-        if op.grad and any(
+        passes = op.grad and any(
             name in reaching and graph.values[name].requires_grad for name in op.outputs if name
-        ):
-            reaching.update(str(ref) for ref in op.operands)
-        elif any(name in reaching for name in op.mutates):
+        )
+        if passes or any(name in reaching for name in op.mutates):
             reaching.update(str(ref) for ref in op.operands)
     return frozenset(reaching)
 
 
-def stage_ops(
-    graph: Graph, plan: Plan, facts: Facts, stage: int
-) -> tuple[tuple[Op, ...], tuple[str, ...]]:
+def stage_ops(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[Op, ...], tuple[str, ...]]:
     """The ops that a stage runs, its own and the sunk, and the values that it receives."""
     own = {op.name for op in graph.ops if facts.stage_of[op.name] == stage}
     chosen, received = set(own), set[str]()
@@ -154,28 +154,25 @@ def make_unit(
 ) -> Unit:
     """Put a stage's unit together."""
     names = {op.name for op in ops}
-    read = {str(ref) for op in ops for ref in op.operands}
+    read = frozenset(str(ref) for op in ops for ref in op.operands)
     receives = tuple(t for t in transfers if t.target == stage)
     sends = tuple(t for t in transfers if t.source == stage)
     outputs = tuple(
         (n, v) for n, v in graph.outputs if facts.stage_of[facts.producer[v].name] == stage
     )
-    present = {name for op in ops for name in op.outputs if name} | {t.value for t in receives}
     inputs = tuple(i for i in graph.inputs if i.name in read)
+    present = {name for op in ops for name in op.outputs if name}
+    present |= {t.value for t in receives} | {i.name for i in inputs}
     return Unit(
         stage=stage,
         rank=rank,
         ops=ops,
-        values={
-            n: m
-            for n, m in graph.values.items()
-            if n in present or any(n == i.name for i in inputs)
-        },
+        values={name: meta for name, meta in graph.values.items() if name in present},
         inputs=inputs,
         receives=receives,
         sends=sends,
         state=tuple(
-            held(graph, plan, ops, fqn, stage)
+            held(graph, plan, facts, read, fqn, stage)
             for fqn in plan.placements
             if stage in holders(plan, fqn)
         ),
@@ -191,14 +188,13 @@ def holders(plan: Plan, fqn: str) -> tuple[int, ...]:
     return tuple(stage for stage, _ in plan.placements[fqn])
 
 
-def held(graph: Graph, plan: Plan, ops: Iterable[Op], fqn: str, stage: int) -> Held:
+def held(graph: Graph, plan: Plan, facts: Facts, here: frozenset[str], fqn: str, stage: int) -> Held:
     """A parameter under the name by which this stage reads it, and its further names here.
 
     An alias belongs to the stages that read it; one that no op reads, to the first stage.
     """
     names = (fqn, *graph.parameters[fqn].aliases)
-    read = {str(ref) for op in graph.ops for ref in op.operands}
-    here = {str(ref) for op in ops for ref in op.operands}
+    read = facts.read
     stages = holders(plan, fqn)
     mine = [n for n in names if n in here] or [n for n in names if n not in read] or [fqn]
     if stage == stages[0]:

@@ -126,9 +126,8 @@ class Compare:
             yield Row("loss", step, "loss", None, self.limit, "not in metrics.jsonl")
             return
         found = torch.tensor(self.losses[step], dtype=torch.float64)
-        yield measure(
-            "loss", step, "loss", found, {"loss": self.reference.losses[step]}, self.limit
-        )
+        expected = torch.tensor(self.reference.losses[step], dtype=torch.float64)
+        yield measure("loss", step, "loss", found, {"loss": expected}, self.limit)
 
     def gradients(self, step: int) -> Iterator[Row]:
         """As the optimizer reads them; a parameter has one on some rank, or nowhere.

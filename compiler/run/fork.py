@@ -151,7 +151,7 @@ def be_rank(request: Request, rank: int, server: int) -> None:
             note.write_text(str(time.monotonic()))
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # the fork ends here whatever it was
         traceback.print_exc()
         sys.stderr.flush()
     finally:
@@ -229,7 +229,7 @@ def execute(entry: list[str]) -> int:
             return end.code or 0
         sys.stderr.write(f"{end.code}\n")
         return 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # a script's own, Ctrl-C included: its rank failed
         traceback.print_exc()
         return 1
     return 0

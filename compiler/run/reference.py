@@ -41,9 +41,8 @@ class Trace:
 
     initial: Tensors
     """Parameters, buffers and plain tensors before the first step."""
-    losses: tuple[Tensor, ...]
-    """Of each step the mean over its samples, in the dtype that the model gives it in: some cast it
-    to float32 whatever they compute in."""
+    losses: tuple[float, ...]
+    """Of each step, the mean over its samples."""
     steps: tuple[Step, ...]
     """Gradients as the optimizer reads them, and all tensors after it."""
     untrue: Mapping[str, str]
@@ -96,7 +95,7 @@ def train(
     graph: Graph,
     steps: int,
     follow: Sequence[Step],
-) -> Iterator[tuple[Tensor, Step]]:
+) -> Iterator[tuple[float, Step]]:
     """Loss, gradients and new state of each step."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
@@ -117,7 +116,7 @@ def train(
 
 def accumulate(
     spec: Spec, training: Training, samples: Samples, seeder: Seeder, step: int
-) -> Tensor:
+) -> float:
     """Forward and backward of every microbatch of a step; the step's loss."""
     numbers = samples_of_step(spec, samples.count, step)
     total = 0.0
@@ -133,7 +132,7 @@ def accumulate(
         if loss.requires_grad:
             (share * loss).backward()
         total += share * loss.item()
-    return torch.tensor(total, dtype=torch.float64)
+    return total
 
 
 def clip(model: nn.Module, norm: float) -> None:

@@ -128,7 +128,7 @@ class DrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
 def draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether an operation that can draw does: not attention without dropout, nor in evaluation."""
-    schema = func._schema.arguments  # no public way to ask
+    schema = func._schema.arguments  # noqa: SLF001  # no public way to ask
     given = {argument.name: argument.default_value for argument in schema}
     given |= {**dict(zip(given, args, strict=False)), **kwargs}
     return given.get("dropout_p", 1) != 0 and given.get("training", True) is not False

@@ -1,8 +1,9 @@
 """A trace and the model around it -> Graph, under the user's names."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from torch import nn
@@ -19,7 +20,6 @@ from ...ir.graph import (
     Recipe,
     Ref,
     State,
-    Statement,
     TensorMeta,
 )
 from ...ir.spec import Dataset, Spec
@@ -43,54 +43,54 @@ def assemble(
     messages: tuple[str, ...],
 ) -> Graph:
     """Put the parts together. `sizes`: two batch sizes to measure at, equal for a fixed one."""
-    binding, folder = training.binding, spec.folder
-    keys = (
-        sample_keys(spec.data, first_sample(spec, spec.data))
-        if isinstance(spec.data, Dataset)
-        else {}
-    )
+    folder = spec.folder
     names = {
         old: new if new not in raw.values else old
-        for old, new in zip(raw.inputs, binding.fields, strict=True)
+        for old, new in zip(raw.inputs, training.binding.fields, strict=True)
     }
     parameters = read_parameters(built, raw)
     aliases = read_aliases(built.model)
     canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
-    ops = [own_names(rename(op, known, folder), canonical, aliases) for op in raw.ops]
+    ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
-    saved, told = save_unrecorded(spec, parameters, raw)
+    saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
     live = {*names.values(), *(name for op in measured for name in op.outputs if name)}
     (loss,) = raw.output if isinstance(raw.output, tuple) else (raw.output,)
     return Graph(
         model=type(built.model).__name__,
-        inputs=tuple(
-            Input(new, field, metas[new], keys.get(field))
-            for new, field in zip(names.values(), binding.fields, strict=True)
-        ),
+        inputs=read_inputs(spec, training.binding.fields, names.values(), metas),
         parameters=parameters,
-        modules={
-            path: read_module(path, module, folder) for path, module in built.model.named_modules()
-        },
+        modules={path: read_module(path, m, folder) for path, m in built.model.named_modules()},
         calls={key: finish_call(key, call, raw, known) for key, call in raw.calls.items()},
         ops=measured,
         values={name: meta for name, meta in metas.items() if name in live},
         outputs=(("loss", str(loss)),),
         canonical=canonical,
         names=read_names(raw, training),
-        statements={
-            n: Statement(short(s.where, folder), s.targets) for n, s in raw.statements.items()
-        },
+        statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},
         saved=saved,
         messages=messages + told,
     )
 
 
+def read_inputs(
+    spec: Spec, fields: Iterable[str], names: Iterable[str], metas: Mapping[str, TensorMeta]
+) -> tuple[Input, ...]:
+    """The data's fields, under their names in the graph."""
+    data = spec.data
+    keys = sample_keys(data, first_sample(spec, data)) if isinstance(data, Dataset) else {}
+    return tuple(
+        Input(name, field, metas[name], keys.get(field))
+        for name, field in zip(names, fields, strict=True)
+    )
+
+
 def save_unrecorded(
-    spec: Spec, parameters: Mapping[str, Parameter], raw: Raw
+    spec: Spec, parameters: Mapping[str, Parameter], raw: Raw, why: str
 ) -> tuple[bytes, tuple[str, ...]]:
-    """First values that no recipe gives, from the real model, as a safetensors file; and a word on it."""
+    """First values that no recipe gives, from the real model, as a safetensors file; and a word."""
     names = [name for name, parameter in parameters.items() if parameter.recipe.saved]
     if not names:
         return b"", ()
@@ -101,11 +101,14 @@ def save_unrecorded(
         name: (raw.constants[name] if name in raw.constants else model[name]) for name in names
     }
     listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    message = (
-        f"the first values of {listed} come from arrays or generators that a script cannot repeat: "
-        "they are in weights.safetensors, beside the scripts"
+    why = (
+        f"the factory cannot be recorded, {why}"
+        if why
+        else "they come from arrays or generators that no script repeats"
     )
-    return save({name: value.detach().contiguous() for name, value in values.items()}), (message,)
+    message = f"the first values of {listed} are in weights.safetensors, beside the scripts: {why}"
+    copies = {name: value.detach().clone().contiguous() for name, value in values.items()}
+    return save(copies), (message,)
 
 
 def read_names(raw: Raw, training: Training) -> dict[str, str]:
@@ -117,7 +120,7 @@ def read_names(raw: Raw, training: Training) -> dict[str, str]:
 
 def short(where: str, folder: Path) -> str:
     """A place as people know it: relative to the spec, or to the folder that packages lie in."""
-    path = where.split("site-packages/")[-1]
+    path = where.rsplit("site-packages/", maxsplit=1)[-1]
     base = f"{folder.resolve()}/"
     return path.removeprefix(base) if path.startswith(base) else path
 
@@ -129,6 +132,7 @@ def rename(op: Op, known: Mapping[str, Arg], folder: Path) -> Op:
         args=tuple(substitute(a, known) for a in op.args),
         kwargs=tuple((key, substitute(a, known)) for key, a in op.kwargs),
         views=tuple(str(known.get(name, name)) for name in op.views),
+        mutates=tuple(str(known.get(name, name)) for name in op.mutates),
         where=short(op.where, folder),
     )
 
@@ -146,28 +150,34 @@ def read_aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def read_parameters(built: Built, raw: Raw) -> dict[str, Parameter]:
-    """Parameters, buffers and plain tensors of the model, then the large literals of forward."""
+    """Parameters, buffers and plain tensors of the model, then the large literals of forward.
+
+    Plain tensors that forward does not read are left out: libraries keep results in such.
+    """
     aliases = read_aliases(built.model)
+    used = {str(ref) for op in raw.ops for ref in op.operands if isinstance(ref, State)}
+    persistent = built.model.state_dict().keys()
     parameters = {}
     for name, tensor in state_tensors(built.model):
+        if name not in aliases and name not in used:
+            continue
         meta = TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad)
-        persistent = name in aliases and name in built.model.state_dict()
         parameters[name] = Parameter(
             name, meta, built.recipes[name], aliases.get(name, (name,))[1:],
-            buffer=not isinstance(tensor, nn.Parameter), persistent=persistent,
+            buffer=not isinstance(tensor, nn.Parameter),
+            persistent=name in aliases and name in persistent,
         )  # fmt: skip
-    used = {str(ref) for op in raw.ops for ref in op.operands if isinstance(ref, State)}
     for name, value in raw.constants.items():
         if name in used:
             meta = TensorMeta(tuple(value.shape), dtype_name(value.dtype))
-            parameters[name] = Parameter(
-                name, meta, Recipe(saved=True), buffer=True, persistent=False
-            )
+            recipe = raw.recipes.get(name, Recipe(saved=True))
+            parameters[name] = Parameter(name, meta, recipe, buffer=True, persistent=False)
     return parameters
 
 
-def own_names(op: Op, canonical: Mapping[str, str], aliases: Mapping[str, tuple[str, ...]]) -> Op:
-    """Export reads every tied tensor by one of its names: read it by the one whose owner is around the op."""
+def own_names(op: Op, aliases: Mapping[str, tuple[str, ...]]) -> Op:
+    """Export reads every tied tensor by one of its names: read it by the one whose owner is around
+    the op."""
 
     def own(argument: Arg) -> Arg:
         if isinstance(argument, State) and len(aliases.get(argument.fqn, ())) > 1:
@@ -198,14 +208,10 @@ def closest(path: str, names: tuple[str, ...]) -> str:
 def read_module(path: str, module: nn.Module, folder: Path) -> Module:
     """What emission needs to know of a module."""
     cls = type(module)
-    try:
-        where = f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
-    except (OSError, TypeError):
-        where = ""
     return Module(
         path=path,
         cls=cls.__name__,
-        where="" if cls.__module__.startswith("torch.") else short(where, folder),
+        where="" if cls.__module__.startswith("torch.") else short(defined_at(cls), folder),  # type: ignore[arg-type]  # types can be hashed
         children=tuple(name for name, _ in module.named_children()),
         parameters=tuple(name for name, _ in module.named_parameters(recurse=False)),
         buffers=tuple(name for name, _ in module.named_buffers(recurse=False)),
@@ -214,6 +220,15 @@ def read_module(path: str, module: nn.Module, folder: Path) -> Module:
         indexed=isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential),
         training=module.training,
     )
+
+
+@cache  # finding a class parses its whole file
+def defined_at(cls: type) -> str:
+    """Where a class is defined, `file:line`; "" where that is not known."""
+    try:
+        return f"{inspect.getsourcefile(cls)}:{inspect.getsourcelines(cls)[1]}"
+    except (OSError, TypeError):
+        return ""
 
 
 def finish_call(key: CallId, call: RawCall, raw: Raw, known: Mapping[str, Arg]) -> Call:

@@ -1,9 +1,12 @@
 """Builds the user's model: without values, recording its initialisation, or really."""
 
-from collections.abc import Iterator
+import random
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ...errors import CaptureError
 from ...ir.graph import Recipe
 from ...ir.spec import Spec
-from .private import fake_copy, fake_mode, is_fake, one_trunc_normal
-from .recipe import assign_seeds
+from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
+from .recipe import assign_seeds, zeros
 from .record import Recorder
-from .user import call
+from .user import call, first_line
 
 dtypes = {"fp32": torch.float32, "fp64": torch.float64}
 
@@ -25,12 +28,12 @@ def trunc_normal_(tensor: torch.Tensor, mean: float, std: float, a: float, b: fl
     raise NotImplementedError("only recorded, never run")
 
 
-@trunc_normal_.register_fake
-def _(tensor: torch.Tensor, mean: float, std: float, a: float, b: float) -> None:
-    return None
+trunc_normal_.register_fake(lambda *_: None)
 
 
-def record_trunc_normal(tensor, mean, std, a, b, generator=None):  # type: ignore[no-untyped-def]
+def record_trunc_normal(
+    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **_: object
+) -> torch.Tensor:
     """Stands in for torch.nn.init._no_grad_trunc_normal_ while a factory is recorded."""
     with torch.no_grad():
         trunc_normal_(tensor, mean, std, a, b)
@@ -56,28 +59,77 @@ class Built:
     mode: FakeTensorMode
     recipes: dict[str, Recipe]
     """By full name: parameters, buffers, then plain tensor attributes."""
+    recorder: Recorder
+    why_saved: str
+    """Why the factory could not be recorded, where it could not."""
 
 
 def build_model(spec: Spec) -> nn.Module:
     """The user's model, really. Its random numbers start from the spec's seed."""
-    torch.manual_seed(spec.train.seed)
-    with default_dtype(spec.train.precision):
+    with default_dtype(spec.train.precision), seeded(spec.train.seed):
         return make_model(spec)
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch, numpy and Python draw from a seed, so that two builds agree; then as before."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
+
+
 def build_fake(spec: Spec) -> Built:
-    """The user's model without values, its initialisation recorded."""
-    mode, recorder = fake_mode(), Recorder()
+    """The user's model without values, its initialisation recorded, or saved where recording fails
+    (a file is read, a dry run is made)."""
+    mode = fake_mode()
+    recorder, why_saved = Recorder(), ""
+    try:
+        model = record(spec, mode, recorder)
+        recipes = assign_seeds(recorder.recipes(dict(state_tensors(model))))
+    except CaptureError as error:
+        if error.__cause__ is None:
+            raise
+        model = build_model(spec)
+        why_saved = f"{type(error.__cause__).__name__}: {first_line(error.__cause__)}"
+        recipes = {name: Recipe(saved=True) for name, _ in state_tensors(model)}
+    refuse_uninitialised(spec, model, recipes)
+    make_fake(model, mode)
+    known = {name: r if r.saved or r.ops else zeros for name, r in recipes.items()}
+    return Built(model, mode, known, recorder, why_saved)
+
+
+def record(spec: Spec, mode: FakeTensorMode, recorder: Recorder) -> nn.Module:
+    """Build the model without values, while the recorder notes how each tensor gets its first."""
     with (
         default_dtype(spec.train.precision),
+        seeded(spec.train.seed),
         mode,
         recorder,
         one_trunc_normal(record_trunc_normal),
+        fakes_convert(),
+        warnings.catch_warnings(),
     ):
-        model = make_model(spec)
-    recipes = {name: recorder.recipe(tensor) for name, tensor in state_tensors(model)}
-    make_fake(model, mode)
-    return Built(model, mode, assign_seeds(recipes))
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        return make_model(spec)
+
+
+def refuse_uninitialised(spec: Spec, model: nn.Module, recipes: Mapping[str, Recipe]) -> None:
+    """Raises CaptureError where a parameter would start as whatever is in memory."""
+    for name, parameter in model.named_parameters():
+        recipe = recipes[name]
+        if not recipe.saved and not recipe.ops and parameter.numel():
+            raise CaptureError(
+                f"{name} is never initialised",
+                spec.at("model.factory"),
+                "nn.init.zeros_, or another of torch.nn.init, in the factory",
+            )
 
 
 def make_model(spec: Spec) -> nn.Module:
@@ -88,6 +140,19 @@ def make_model(spec: Spec) -> nn.Module:
             f"{spec.model.factory.target} returned {type(model).__name__}, not a torch.nn.Module",
             spec.at("model.factory"),
         )
+    for name, tensor in state_tensors(model):
+        if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+            raise CaptureError(
+                f"{name} has no size yet",
+                spec.at("model.factory"),
+                "call lazy modules once in the factory, on zeros of the right shape",
+            )
+        if tensor.device.type != "cpu":
+            raise CaptureError(
+                f"{spec.model.factory.target} puts {name} on {tensor.device}",
+                spec.at("model.factory"),
+                "build the model on the CPU, where tensors start; the scripts choose their device",
+            )
     if spec.train.precision == "fp64":
         to_float64(model)
     return model
@@ -98,7 +163,7 @@ def to_float64(model: nn.Module) -> None:
     known: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for store in (module._parameters, module._buffers):
-            for name, tensor in store.items():
+            for name, tensor in list(store.items()):
                 if (
                     tensor is None
                     or not tensor.is_floating_point()
@@ -111,7 +176,7 @@ def to_float64(model: nn.Module) -> None:
                     known[id(tensor)] = (
                         nn.Parameter(converted, tensor.requires_grad) if is_parameter else converted
                     )
-                store[name] = known[id(tensor)]  # type: ignore[assignment]
+                setattr(module, name, known[id(tensor)])  # recurrent layers keep a second list
 
 
 def state_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -125,13 +190,21 @@ def state_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
-    """Replace the real tensors that a factory put in (from numpy, say) by fake ones."""
+    """Replace the real tensors that a factory put in (from numpy, say) by fakes; ties are kept."""
+    known: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in known:
+            copy = fake_copy(mode, tensor)
+            known[id(tensor)] = (
+                nn.Parameter(copy, tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter)
+                else copy
+            )
+        return known[id(tensor)]
+
     for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            if not is_fake(parameter):
-                fake = nn.Parameter(fake_copy(mode, parameter), parameter.requires_grad)
-                setattr(module, name, fake)
-        for store in (module._buffers, vars(module)):
+        for store in (module._parameters, module._buffers, vars(module)):
             for name, value in list(store.items()):
                 if isinstance(value, torch.Tensor) and not is_fake(value):
-                    store[name] = fake_copy(mode, value)
+                    setattr(module, name, fake(value))

@@ -1,5 +1,5 @@
-"""Brings traced ops to one form: what does nothing is dropped, in-place becomes functional where that
-is the same, and an update of a buffer stands beside its value.
+"""Brings traced ops to one form: what does nothing is dropped, in-place becomes functional where
+that is the same, and an update of a buffer stands beside its value.
 
 The order matters: identities first, so that the rest sees what is really read and written.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from .arguments import to_arg
-from .convert import Raw
+from .convert import Raw, is_late_update
 from .export import RawCall
 from .private import functional_form
 from .record import max_inline_elements
@@ -21,8 +21,9 @@ Known = dict[str, Arg]
 def canonicalise(raw: Raw) -> Raw:
     """Before: ops as traced. After: no identity, no dead op; every name that is read exists."""
     ops, known = drop_identities(raw)
+    raw = copy_written_inputs(raw, make_functional(ops, raw), known)
     output = substitute(raw.output, known)
-    ops = drop_dead(move_buffer_updates(make_functional(ops, raw.values)), output)
+    ops = drop_dead(move_buffer_updates(raw.ops), output)
     calls = {key: substitute_call(call, known) for key, call in raw.calls.items()}
     return replace(raw, ops=list(ops), calls=calls, output=output)
 
@@ -31,19 +32,26 @@ def drop_identities(raw: Raw) -> tuple[list[Op], Known]:
     """Drop assertions, casts to the dtype that is there, copies of literals, `+ 0` and `* 1.0`."""
     known: Known = {}
     literals: set[str] = set()
+    metas = raw.states | raw.values
+    memory = storages(raw.ops)
+    written = {base for op in raw.ops for name in op.mutates for base in memory.get(name, {name})}
+    free = set(raw.inputs)  # what no gradient flows through
     ops = []
     for traced in raw.ops:
         op = rewrite(traced, known)
         if op.target.startswith(("aten._assert", "aten.sym_constrain")):
             continue
         source = op.args[0] if op.args else None
+        free |= set() if op.grad else set(op.outputs)
         if isinstance(source, State) and source.fqn in raw.constants and is_copy(op):
             ops.append(literal(op, raw))
             literals.add(op.name)
-        elif (
-            op.target == "aten.detach_.default"
-            and str(source) in literals
-            or is_identity(op, raw.states | raw.values)
+        elif (op.target == "aten.detach_.default" and str(source) in literals) or (
+            is_identity(op, metas)
+            and (op.grad or shows_itself(op) or str(source) in free)
+            and (
+                shows(op) or written.isdisjoint(memory.get(str(source), {str(source)}) | {op.name})
+            )
         ):
             known[op.name] = op.args[0]
         elif op.target == "aten.cat.default":
@@ -52,9 +60,53 @@ def drop_identities(raw: Raw) -> tuple[list[Op], Known]:
                 ops.append(joined)
             else:
                 known[op.name] = joined
+        elif op.target == "aten.broadcast_tensors.default" and broadcasts_nothing(op, raw):
+            known |= dict(zip(op.outputs, op.args[0], strict=True))  # type: ignore[arg-type]
         else:
             ops.append(op)
     return ops, known
+
+
+def broadcasts_nothing(op: Op, raw: Raw) -> bool:
+    """Whether all tensors have one shape already: losses broadcast what they compare, always."""
+    metas = raw.states | raw.values
+    return len({metas[str(ref)].shape for ref in op.operands}) == 1
+
+
+def storages(ops: Sequence[Op]) -> dict[str, set[str]]:
+    """Value that shows others -> whose memory it shows."""
+    found: dict[str, set[str]] = {}
+    for op in ops:
+        bases = {base for name in op.views for base in found.get(name, {name})}
+        found |= {name: bases for name in op.outputs if name and bases}
+    return found
+
+
+def copy_written_inputs(raw: Raw, ops: Sequence[Op], known: Known) -> Raw:
+    """The ops with a copy of each input that they write to: other stages read it as it came."""
+    memory = storages(ops)
+    written = {base for op in ops for name in op.mutates for base in memory.get(name, {name})}
+    values, copies = dict(raw.values), []
+    for name in filter(written.__contains__, raw.inputs):
+        copy = f"{name}_copy"
+        values[copy], known[name] = raw.values[name], Ref(copy)
+        copies.append(
+            Op(
+                copy, "aten.clone.default", (Ref(name),), (), ("self",), (copy,), ("", 0),
+                spelling="method",
+            )
+        )  # fmt: skip
+    return replace(raw, values=values, ops=[*copies, *(rewrite(op, known) for op in ops)])
+
+
+def shows(op: Op) -> bool:
+    """Whether an op's result is in the memory of its first argument."""
+    return bool(op.views) or shows_itself(op)
+
+
+def shows_itself(op: Op) -> bool:
+    """Whether an op that does nothing returns its very argument, with its gradient."""
+    return op.target.split(".")[1] in ("to", "lift_fresh", "dropout")
 
 
 def is_copy(op: Op) -> bool:
@@ -118,15 +170,15 @@ def without_empty(op: Op, raw: Raw) -> Op | Arg:
     return replace(op, args=(full, *op.args[1:]))
 
 
-def make_functional(ops: Sequence[Op], values: Mapping[str, TensorMeta]) -> list[Op]:
-    """`relu_` -> `relu` where the target is made here, shows no other tensor and is shown by none.
+def make_functional(ops: Sequence[Op], raw: Raw) -> list[Op]:
+    """`relu_` -> `relu` where the target is a value that shows no other and is shown by none.
 
-    While it traces, torch lets every later use of the target read the result, so nothing is renamed.
+    While it traces, torch lets every later use of the target read the result: nothing is renamed.
     """
     shown = [(op, set(op.views) - set(op.mutates)) for op in ops]
     viewed = {view for _, sources in shown for view in sources}
     views = {name for op, sources in shown if sources for name in op.outputs}
-    made = {name for op in ops for name in op.outputs}
+    made = {*raw.inputs, *(name for op in ops for name in op.outputs)}
     result = []
     for op in ops:
         target = functional_form(op.target) if op.mutates else None
@@ -136,11 +188,12 @@ def make_functional(ops: Sequence[Op], values: Mapping[str, TensorMeta]) -> list
             and not others
             and written in made - views
             and written not in viewed
-            and same_dtype(op, values)
+            and same_dtype(op, raw.values)
         ):
             result.append(replace(op, target=target, mutates=(), views=()))
         else:
             result.append(op)
+            views |= set(op.outputs) if op.mutates else set()  # `ema.mul_(d).add_(x)` is ema
     return result
 
 
@@ -162,10 +215,6 @@ def move_buffer_updates(ops: Sequence[Op]) -> list[Op]:
         moved = replace(update, call=owner.call, statement=owner.statement, where=owner.where)
         result.insert(last + 1, moved)
     return result
-
-
-def is_late_update(op: Op) -> bool:
-    return op.target == "aten.copy_.default" and isinstance(op.args[0], State) and not op.where
 
 
 def drop_dead(ops: Sequence[Op], output: Arg) -> list[Op]:

@@ -1,9 +1,10 @@
-"""The user's model and loss -> Graph: build without values, trace twice, bring to one form, measure."""
+"""The user's model and loss -> Graph: build without values, trace twice, unify, measure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ...errors import CaptureError
-from ...ir.graph import Graph, TensorMeta
+from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec
 from .assemble import assemble
 from .batch import Generaliser, batch_sizes, refuse_coupled
@@ -12,8 +13,11 @@ from .canonical import canonicalise
 from .convert import Converter, Raw
 from .export import export
 from .fields import bind, read_fields
+from .private import is_fake
+from .replay import replay
 from .statements import forget
 from .training import Training, make_training
+from .user import location
 
 
 def capture(spec: Spec) -> Graph:
@@ -33,15 +37,48 @@ def capture(spec: Spec) -> Graph:
         except CaptureError as error:
             size, message = fixed_size(spec, error)
             raw = trace(training, built, fields, size)
-            return assemble(spec, raw, built, training, (size, size), (message,))
+            return trainable(spec, assemble(spec, raw, built, training, (size, size), (message,)))
         if spec.parallel.microbatches > 1:
             refuse_coupled(raw)
-        return assemble(spec, raw, built, training, sizes, ())
+        return trainable(spec, assemble(spec, raw, built, training, sizes, ()))
+
+
+def trainable(spec: Spec, graph: Graph) -> Graph:
+    """The graph. Raises CaptureError where no gradient leads from the loss to a parameter."""
+    if not graph.values[graph.outputs[0][1]].requires_grad:
+        raise CaptureError(
+            "there is nothing to train: no gradient leads from the loss to a parameter",
+            spec.at("model.factory"),
+            "requires_grad_(True) for some parameters, no torch.no_grad() around all of forward",
+        )
+    return graph
 
 
 def trace(training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int) -> Raw:
     """One microbatch of `batch` samples, in canonical form."""
-    return canonicalise(Converter(export(training, built, fields, batch)).convert())
+    raw = Converter(export(training, built, fields, batch)).convert()
+    return canonicalise(find_values(raw, built))
+
+
+def find_values(raw: Raw, built: Built) -> Raw:
+    """Give the tensors that the factory made, and the model holds in no buffer, their values.
+
+    Raises CaptureError at the user's line where these are random: nothing could set them.
+    """
+    hidden = {fqn: tensor for fqn, tensor in raw.constants.items() if is_fake(tensor)}
+    recipes = built.recorder.recipes(hidden)
+    values = {}
+    for fqn, recipe in recipes.items():
+        if recipe.saved or any(op.random for op in recipe.ops):
+            where = next((op.where for op in raw.ops if State(fqn) in op.operands), "")
+            raise CaptureError(
+                "forward reads a tensor that the factory drew and that the model does not own",
+                location(where),
+                "hold it as a parameter or buffer; modules in nn.ModuleList, not in a list",
+            )
+        shape = tuple(hidden[fqn].shape)
+        values[fqn] = replay(recipe, shape, hidden[fqn].dtype, seed=0)
+    return replace(raw, constants=raw.constants | values, recipes=recipes)
 
 
 def fixed_size(spec: Spec, error: CaptureError) -> tuple[int, str]:

@@ -1,25 +1,24 @@
-"""An exported program -> ops of the graph, as traced: nothing is dropped or renamed here but what only
-torch's bookkeeping needs."""
+"""An exported program -> ops of the graph, as traced: nothing is dropped or renamed here but what
+only torch's bookkeeping needs."""
 
 import operator
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Node
+from torch.utils._pytree import tree_leaves
 
-from ...errors import CaptureError, Location
-from ...ir.graph import Arg, CallId, Items, Op, Ref, State, Statement, TensorMeta
+from ...errors import CaptureError
+from ...ir.graph import Arg, CallId, Items, Op, Recipe, Ref, State, Statement, TensorMeta
 from .arguments import dtype_name, spelling, to_arg
-from .export import RawCall, Traced
-from .private import inline_region
-from .statements import Frame, frames, statement, users_frame
-from .user import is_users, place
-
-machine_flags = frozenset(("cudnn_enable", "cudnn_enabled"))
-"""Torch passes what the machine has; the script's machine decides for itself."""
+from .export import RawCall, Traced, needs_values
+from .places import Places, module_path, users_location
+from .private import inline_region, without_out
+from .schema import draws, dropped, given_positionals, is_default, running_statistics
+from .statements import frames, users_frame
+from .user import location
 
 
 @dataclass
@@ -32,7 +31,9 @@ class Raw:
     states: dict[str, TensorMeta] = field(default_factory=dict)
     """Parameters and buffers, by the name that State gives them."""
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Literals of forward, by the name that State gives them."""
+    """Tensors of forward that the model does not hold, by the name that State gives them."""
+    recipes: dict[str, Recipe] = field(default_factory=dict)
+    """How the factory made some of these."""
     output: Arg = None
     calls: dict[CallId, RawCall] = field(default_factory=dict)
     call_statements: dict[CallId, int] = field(default_factory=dict)
@@ -46,10 +47,11 @@ class Converter:
     def __init__(self, traced: Traced) -> None:
         self.raw = Raw()
         self.traced = traced
-        self.nodes: dict[str, Arg] = {}
+        self.nodes: dict[Node, Arg] = {}
         """Traced node -> what it is in the graph."""
-        self.running: dict[CallId, tuple[tuple[str, int], int, frozenset[str]]] = {}
-        """Call -> (its current statement, that statement's number, containers entered in it)."""
+        self.names: dict[str, Arg] = {}
+        """The same by the name that hooks saw: torch may name a region's results as an op in it."""
+        self.places = Places()
 
     def convert(self) -> Raw:
         program = self.traced.program
@@ -58,28 +60,53 @@ class Converter:
         for node in placeholders:
             self.placeholder(node, specs[node.name])
         self.walk(program.graph.nodes, grad=True)
-        for index, node in enumerate(placeholders):
-            self.nodes[f"arg{index}_1"] = self.nodes[node.name]  # as hooks see it while tracing
+        traced = (n for n in placeholders if specs[n.name].kind != InputKind.CONSTANT_TENSOR)
+        for index, node in enumerate(traced):  # constants are put in afterwards
+            self.names[f"arg{index}_1"] = self.nodes[node]  # as hooks see it while tracing
         self.raw.calls = {
             call: RawCall(
-                tuple((name, self.rename(value)) for name, value in noted.arguments), noted.positional,
-                self.rename(noted.output),
+                tuple((name, self.rename(value)) for name, value in noted.arguments),
+                noted.positional, self.rename(noted.output),
             )
             for call, noted in self.traced.calls.items()
         }  # fmt: skip
+        self.assignments(specs)
+        self.raw.call_statements, self.raw.parents, self.raw.statements = (
+            self.places.call_statements, self.places.parents, self.places.statements,
+        )  # fmt: skip
         return self.raw
 
-    def placeholder(self, node: Node, spec: torch.export.graph_signature.InputSpec) -> None:
+    def placeholder(self, node: Node, spec: InputSpec) -> None:
         if spec.kind == InputKind.USER_INPUT:
-            self.nodes[node.name] = Ref(node.name)
+            self.nodes[node] = Ref(node.name)
             self.raw.values[node.name] = meta_of(node.meta["val"])
             self.raw.inputs.append(node.name)
             return
         fqn = str(spec.target).removeprefix("model.")
-        self.nodes[node.name] = State(fqn)
+        self.nodes[node] = State(fqn)
         self.raw.states[fqn] = meta_of(node.meta["val"])
         if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
             self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]
+
+    def assignments(self, specs: Mapping[str, InputSpec]) -> None:
+        """Buffers that forward assigns are written at the end; torch forgets those never read."""
+        written = {op.args[0] for op in self.raw.ops if is_late_update(op)}
+        buffers = {
+            str(s.target).removeprefix("model.")
+            for s in specs.values()
+            if s.kind == InputKind.BUFFER
+        }
+        for fqn, name in self.traced.assigned.items():
+            value = self.names.get(name)
+            if fqn in buffers and value is not None and State(fqn) not in written:
+                self.raw.ops.append(update(fqn, value))
+            elif fqn in self.raw.states and fqn not in buffers:
+                where = (op.where for op in self.raw.ops if str(value) in op.outputs)
+                raise CaptureError(
+                    f"forward assigns {fqn}, which it also reads, and which is no buffer",
+                    location(next(where, "")),
+                    f'self.register_buffer("{fqn.rpartition(".")[2]}", ...) in __init__',
+                )
 
     def walk(self, nodes: Iterable[Node], *, grad: bool) -> None:
         """Add the ops of a (sub)graph; its placeholders are known already."""
@@ -87,10 +114,15 @@ class Converter:
             if node.op == "call_function":
                 region = inline_region(node)
                 if region is not None:
-                    self.region(node, *region)
+                    graph, inputs, grad_on, autocast = region
+                    self.region(
+                        node, graph, inputs, autocast, grad=grad if grad_on is None else grad_on
+                    )
                 elif node.target is operator.getitem:
                     source, index = node.args
-                    self.nodes[node.name] = self.nodes[source.name][index]  # type: ignore[union-attr, index]
+                    self.nodes[node] = self.nodes[source][index]  # type: ignore[index]
+                    if inline_region(source) is None:  # type: ignore[arg-type]
+                        self.names[node.name] = self.nodes[node]
                 else:
                     self.op(node, grad=grad)
             elif node.op == "output":
@@ -101,32 +133,34 @@ class Converter:
         node: Node,
         graph: torch.fx.Graph,
         inputs: tuple[object, ...],
-        grad: bool,
         autocast: str | None,
+        *,
+        grad: bool,
     ) -> None:
         """A no_grad region: its ops in place, marked."""
         if autocast is not None:
+            ops = (n for n in graph.nodes if n.op == "call_function")
             raise CaptureError(
-                "an autocast region inside forward is not supported yet",
-                users_location(node),
+                f"an autocast region inside forward ({autocast}) is not supported yet",
+                next(filter(None, map(users_location, ops)), None),
                 "leave it out; the whole model runs in the spec's precision",
             )
         outer = self.raw.output
         for inner, value in zip(
             (n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True
         ):
-            self.nodes[inner.name] = self.rename_nodes(value)
+            self.nodes[inner] = self.rename_nodes(value)
         self.walk(graph.nodes, grad=grad)
-        self.nodes[node.name], self.raw.output = self.raw.output, outer
+        self.nodes[node], self.raw.output = self.raw.output, outer
 
     def rename_nodes(self, value: object) -> Arg:
         """Nodes in a nest of arguments, as arguments of the graph."""
-        return to_arg(value, lambda item: self.nodes[item.name] if isinstance(item, Node) else None)
+        return to_arg(value, lambda item: self.nodes[item] if isinstance(item, Node) else None)
 
     def rename(self, argument: Arg) -> Arg:
-        """Traced names in what hooks noted, as the graph names them; None for what the trace lost."""
+        """What hooks noted, under the graph's names for traced ones; None for what is lost."""
         if isinstance(argument, Ref):
-            return self.nodes.get(argument.name)
+            return self.names.get(argument.name)
         if isinstance(argument, tuple):
             return tuple(map(self.rename, argument))
         if isinstance(argument, Items):
@@ -137,17 +171,30 @@ class Converter:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             raise CaptureError(f"{target} has no form in a script", users_location(node))
-        call, number = self.place(node)
+        if target.namespace not in ("aten", "ppc"):
+            raise CaptureError(
+                f"{target} in {module_path(node)} is an operation of {target.namespace}'s own, "
+                "which a script would have to import",
+                users_location(node),
+                "choose an implementation made of torch's own operations",
+            )
+        if any(map(is_dynamic, tree_leaves(node.meta.get("val")))):
+            raise needs_values(users_location(node))
+        out = node.kwargs.get("out")
+        plain = without_out(target) if isinstance(out, Node) else None
+        op = self.operation(node, plain or target, grad=grad)
+        self.raw.ops.append(op)
+        if plain:
+            self.write_out(op, node, self.rename_nodes(out))
+
+    def operation(self, node: Node, target: torch._ops.OpOverload, *, grad: bool) -> Op:
+        """A node as an op. `target`: its own, or that without `out`."""
+        call, number = self.places.find(node)
         schema = target._schema
-        defaults = [is_default(a, v) for a, v in zip(schema.arguments, node.args, strict=False)]
-        optional = [
-            default and a.has_default_value()
-            for a, default in zip(schema.arguments, defaults, strict=False)
-        ]
-        given = max((i + 1 for i, left_out in enumerate(optional) if not left_out), default=0)
+        given = given_positionals(schema, node.args)
         outputs = self.outputs(node)
         frame = users_frame(frames(node.stack_trace))
-        op = Op(
+        return Op(
             name=node.name,
             target=str(target),
             args=tuple(self.rename_nodes(a) for a in node.args[:given]),
@@ -166,17 +213,31 @@ class Converter:
             where=f"{frame.file}:{frame.line}" if frame else "",
             statement=number,
             at_default=frozenset(
-                a.name for a, default in zip(schema.arguments, defaults, strict=False) if default
+                a.name
+                for a, v in zip(schema.arguments, node.args, strict=False)
+                if is_default(a, v)
             ),
             spelling=spelling(target),
         )
-        self.raw.ops.append(op)
+
+    def write_out(self, op: Op, node: Node, out: Arg) -> None:
+        """What an op with `out` computed goes there, and whoever reads the op reads that."""
+        written = (str(out),)
+        name = f"{op.name}_out"
+        self.raw.values[name] = self.raw.values[op.name]
+        copy = replace(
+            op, name=name, target="aten.copy_.default", args=(out, Ref(op.name)), kwargs=(),
+            arg_names=("self", "src"), outputs=(name,), mutates=written, views=written,
+            random=False, at_default=frozenset(), spelling="method",
+        )  # fmt: skip
+        self.raw.ops.append(copy)
+        self.nodes[node] = self.names[node.name] = out
 
     def outputs(self, node: Node) -> tuple[str, ...]:
         """Name the op's values: the node's own name, or those of the nodes that pick from it."""
         value = node.meta.get("val")
         if not isinstance(value, list | tuple):
-            self.nodes[node.name] = Ref(node.name)
+            self.nodes[node] = self.names[node.name] = Ref(node.name)
             if isinstance(value, torch.Tensor):
                 self.raw.values[node.name] = meta_of(value)
             return (node.name,)
@@ -185,7 +246,7 @@ class Converter:
         for name, tensor in zip(names, value, strict=True):
             if name:
                 self.raw.values[name] = meta_of(tensor)
-        self.nodes[node.name] = tuple(Ref(name) for name in names)
+        self.nodes[node] = tuple(Ref(name) for name in names)
         return names
 
     def aliased(self, node: Node, *, write: bool) -> tuple[str, ...]:
@@ -197,90 +258,34 @@ class Converter:
             alias = argument.alias_info
             if alias and (alias.is_write if write else shared & alias.before_set):
                 found += [
-                    str(self.nodes[n.name])
+                    str(self.nodes[n])
                     for n in (value if isinstance(value, list | tuple) else [value])
                     if isinstance(n, Node)
                 ]
         if write:
-            found += [str(self.nodes[n.name]) for n in running_statistics(node)]
+            found += [str(self.nodes[n]) for n in running_statistics(node)]
         return tuple(found)
 
-    def place(self, node: Node) -> tuple[CallId, int]:
-        """The module call around a node, and the number of the statement it belongs to there."""
-        stack = [
-            (
-                str(path).removeprefix("model").removeprefix("."),
-                int((re.findall(r"@(\d+)$", key) or ["0"])[0]),
-            )
-            for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items()
-        ][1:]  # the first is Training
-        if not stack:
-            return ("", 0), self.number(("", -1), Frame("", 0), "")  # the loss
-        lines = frames(node.stack_trace)[1:]  # likewise
-        aligned = len(lines) == len(stack)
-        for depth, child in enumerate(stack[1:]):
-            if child not in self.raw.call_statements:
-                line = lines[depth] if aligned else None
-                self.raw.parents[child] = stack[depth]
-                self.raw.call_statements[child] = self.number(stack[depth], line, child[0])
-        own = lines[-1] if aligned else users_frame(frames(node.stack_trace))
-        return stack[-1], self.number(stack[-1], own, "")
 
-    def number(self, call: CallId, frame: Frame | None, child: str) -> int:
-        """The number of the statement that runs in a call: a new one whenever the statement changes,
-        goes on to another child of the same container, or calls a child again (a loop)."""
-        line, targets = statement(frame) if frame and frame.file else (0, ())
-        targets = targets if frame and is_users(frame.file) else ()
-        key = (frame.file, line) if frame else ("", 0)
-        before, number, entered = self.running.get(call, (("", -1), 0, frozenset()))
-        container = re.sub(r"\.\d+$", "", child) if re.search(r"\.\d+$", child) else ""
-        if frame is None or key != before or {container, child} & entered:
-            number, entered = len(self.raw.statements) + 1, frozenset()
-            self.raw.statements[number] = Statement(f"{key[0]}:{key[1]}" if key[0] else "", targets)
-        self.running[call] = (key, number, (entered | {container, child}) - {""})
-        return number
+def update(fqn: str, value: Arg) -> Op:
+    """A buffer's new value, written at the end."""
+    return Op(
+        name=f"update_{fqn}".replace(".", "_"), target="aten.copy_.default",
+        args=(State(fqn), value), kwargs=(), arg_names=("self", "src"), outputs=("",),
+        call=("", 0), mutates=(fqn,), spelling="method", grad=False,
+    )  # fmt: skip
 
 
-def running_statistics(node: Node) -> list[Node]:
-    """Buffers that a norm writes in training, which its schema keeps quiet about."""
-    arguments = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)}  # type: ignore[union-attr]
-    if not (arguments.get("training") or arguments.get("use_input_stats")):
-        return []
-    found = (arguments.get(name) for name in ("running_mean", "running_var"))
-    return [value for value in found if isinstance(value, Node)]
+def is_late_update(op: Op) -> bool:
+    """Whether an op is such a writing; what the user wrote has a line."""
+    return op.target == "aten.copy_.default" and isinstance(op.args[0], State) and not op.where
 
 
-def is_default(argument: torch._C.Argument, value: object) -> bool:
-    """Whether a value is what the schema takes anyway; flags of the machine count as such."""
-    if argument.name in machine_flags:
-        return True
-    return (
-        argument.has_default_value()
-        and type(argument.default_value) is type(value)
-        and argument.default_value == value
-    )
-
-
-def dropped(schema: torch._C.FunctionSchema, name: str, value: object) -> bool:
-    """Whether a keyword argument says nothing."""
-    argument = next(a for a in schema.arguments if a.name == name)
-    return name in ("pin_memory", "layout") or is_default(argument, value)
-
-
-def draws(target: torch._ops.OpOverload, node: Node) -> bool:
-    """Whether an op that can draw random numbers does: not dropout with p = 0, say."""
-    names = [argument.name for argument in target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    if given.get("train", True) is False or given.get("training", True) is False:
-        return False
-    if "dropout_p" in names and "dropout_p" not in given:
-        return False
-    return all(given.get(name, 1) != 0 for name in ("p", "dropout_p", "dropout"))
-
-
-def users_location(node: Node) -> Location | None:
-    frame = users_frame(frames(node.stack_trace))
-    return place(frame.file, frame.line) if frame else None
+def is_dynamic(value: object) -> bool:
+    """Whether a traced result is a number, or a tensor whose sizes are known only with the data."""
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return value is not None
 
 
 def meta_of(value: torch.Tensor) -> TensorMeta:

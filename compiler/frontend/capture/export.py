@@ -1,4 +1,4 @@
-"""Runs torch.export on the model with its loss, at one batch size, and notes what each module was given.
+"""Runs torch.export on the model with its loss, at one batch size, and notes what modules take.
 
 Export alone forgets the argument names of forward, which values a module returns, custom backwards
 and checkpoints: hooks note the first two while it traces, and the rest is refused.
@@ -7,6 +7,8 @@ and checkpoints: hooks note the first two while it traces, and the rest is refus
 import contextlib
 import inspect
 import io
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +16,15 @@ from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointFunction
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
 from .build import Built
-from .private import node_name, on_autograd_function, on_checkpoint
+from .private import is_data_dependent, node_name, on_autograd_function, on_checkpoint
 from .training import Training
-from .user import call_site, users_errors
+from .user import call_site, users_errors, users_line
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Traced:
 
     program: torch.export.ExportedProgram
     calls: Mapping[CallId, RawCall]
+    assigned: Mapping[str, str]
+    """Buffer or plain tensor that forward assigns -> the traced node that it becomes."""
 
 
 def export(
@@ -51,15 +56,50 @@ def export(
             for name in training.binding.fields
         )
     calls: dict[CallId, RawCall] = {}
-    hidden = io.StringIO()  # torch prints whole graphs when it fails
+    assigned: dict[str, str] = {}
     with (
         note_calls(training.model, calls),
+        note_assignments(training.model, assigned),
         refuse_custom_backward(),
-        contextlib.redirect_stderr(hidden),
+        quiet(),
         users_errors(None, "the model cannot be captured"),
+        plain_words(),
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls)
+    return Traced(program, calls, assigned)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Torch prints, logs and warns by the page when it fails; what counts is in its exception."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The tensor attribute")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def plain_words() -> Iterator[None]:
+    """Say in the user's words what torch says in its own."""
+    try:
+        yield
+    except Exception as error:
+        if not is_data_dependent(error):
+            raise
+        raise needs_values(users_line(error)) from error
+
+
+def needs_values(where: Location | None) -> CaptureError:
+    """Of what no graph can say before the data is there."""
+    return CaptureError(
+        "what forward computes hangs on the values of its data, not just on their shapes",
+        where,
+        "torch.where instead of `if`, all elements instead of x[mask], no .item()",
+    )
 
 
 @contextmanager
@@ -70,6 +110,34 @@ def note_calls(model: nn.Module, calls: dict[CallId, RawCall]) -> Iterator[None]
         before, after = make_hooks(path, calls)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[None]:
+    """Note which buffers and plain tensors forward assigns, and what."""
+    held: dict[str, object] = {}
+
+    def tensors() -> Iterator[tuple[str, object]]:
+        for path, module in model.named_modules():
+            for name, value in (*module._buffers.items(), *vars(module).items()):
+                if isinstance(value, torch.Tensor):
+                    yield f"{path}.{name}" if path else name, value
+
+    def before(*_: object) -> None:
+        held.update(tensors())
+
+    def after(*_: object) -> None:
+        for name, value in tensors():
+            node = node_name(value)  # type: ignore[arg-type]
+            if name in held and value is not held[name] and node:
+                assigned[name] = node
+
+    handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
     try:
         yield
     finally:
@@ -100,7 +168,7 @@ def make_hooks(
         calls[path, number] = RawCall(tuple(arguments), len(args))
         running.append(number)
 
-    def after(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def after(_: nn.Module, __: tuple[object, ...], output: object) -> None:
         number = running.pop()
         call = calls[path, number]
         calls[path, number] = RawCall(call.arguments, call.positional, traced(output))
@@ -130,6 +198,8 @@ def refuse_custom_backward() -> Iterator[None]:
     """Refuse what export drops without a word: custom autograd functions and checkpoints."""
 
     def function(cls: type) -> NoReturn:
+        if issubclass(cls, CheckpointFunction):
+            checkpoint()
         raise CaptureError(
             f"{cls.__name__} is a torch.autograd.Function: capture would lose its backward",
             call_site(),

@@ -61,12 +61,13 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
         from safetensors import safe_open  # only for this source
 
         with safe_open(spec.folder / data.files, framework="pt") as file:
-            metas = {name: file.get_tensor(name) for name in file.keys()}  # not a dict
+            names = file.keys()  # not a dict, so it has no iterator of its own
+            metas = {name: file.get_tensor(name) for name in names}
     else:
-        import numpy  # only for this source
+        import numpy as np  # only for this source
 
         metas = {
-            name: torch.as_tensor(numpy.load(spec.folder / path, mmap_mode="c"))
+            name: torch.as_tensor(np.load(spec.folder / path, mmap_mode="c"))
             for name, path in data.files.items()
         }
     counts = {name: tensor.shape[0] if tensor.dim() else 0 for name, tensor in metas.items()}
@@ -107,7 +108,8 @@ def first_sample(spec: Spec, data: Dataset) -> object:
         count = len(sample) if isinstance(sample, tuple | list) else 1
         if count != len(data.fields):
             raise CaptureError(
-                f"a sample of {data.source} has {count} elements, data.fields names {len(data.fields)}",
+                f"a sample of {data.source} has {count} elements, "
+                f"data.fields names {len(data.fields)}",
                 spec.at("data.fields"),
                 "data: {fields: [x, y]}, one name for each element",
             )
@@ -124,60 +126,82 @@ def sample_keys(data: Dataset, sample: object) -> dict[str, int | str | None]:
 
 
 def bind(spec: Spec, model: nn.Module, fields: Mapping[str, TensorMeta]) -> Binding:
-    """Decide which argument each field feeds: as model.inputs says, else by name, else by position."""
-    names = [
-        name
-        for name, p in inspect.signature(model.forward).parameters.items()
-        if p.kind is not p.VAR_KEYWORD
-    ]
-    required = [
-        name
-        for name, p in inspect.signature(model.forward).parameters.items()
-        if p.default is p.empty
-        and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
+    """Decide which argument each field feeds: as model.inputs says, by name, or by position."""
+    forward = Signature.of(model)
+    whole = spec.model.loss == "output"
     positional: tuple[str, ...] = ()
     keywords: dict[str, str] = {}
     if spec.model.inputs:
         positional = tuple(i.field for name, i in spec.model.inputs if name is None)
         keywords = {name: i.field for name, i in spec.model.inputs if name is not None}
-    elif any(name in fields for name in names):
-        keywords = {name: name for name in names if name in fields}
-    else:
-        wanted = len(names) if spec.model.loss == "output" else max(1, len(required))
-        positional = tuple(fields)[:wanted]
+    elif any(name in fields for name in forward.by_name):
+        keywords = {name: name for name in forward.by_name if name in fields}
+    elif forward.by_position or forward.any_position or not forward.any_name:
+        needed = sum(name in forward.required for name in forward.by_position)
+        most = len(fields) if forward.any_position else len(forward.by_position)
+        positional = tuple(fields)[: most if whole else max(1, needed)]
+    else:  # nothing but **kwargs
+        keywords = {name: name for name in tuple(fields)[: None if whole else 1]}
     used = {*positional, *keywords.values()}
-    rest = () if spec.model.loss == "output" else tuple(name for name in fields if name not in used)
+    rest = () if whole else tuple(name for name in fields if name not in used)
     binding = Binding(positional, keywords, rest)
-    check_binding(spec, binding, fields, names, required)
+    check_binding(spec, binding, fields, forward)
     return binding
 
 
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a model's forward takes."""
+
+    by_position: tuple[str, ...]
+    by_name: tuple[str, ...]
+    required: tuple[str, ...]
+    any_position: bool
+    """It takes `*args`."""
+    any_name: bool
+    """It takes `**kwargs`."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Signature":
+        parameters = inspect.signature(model.forward).parameters.values()
+        either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        kinds = {p.kind for p in parameters}
+        named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return cls(
+            by_position=tuple(p.name for p in named if p.kind in (p.POSITIONAL_ONLY, either)),
+            by_name=tuple(p.name for p in named if p.kind in (p.KEYWORD_ONLY, either)),
+            required=tuple(p.name for p in named if p.default is p.empty),
+            any_position=inspect.Parameter.VAR_POSITIONAL in kinds,
+            any_name=inspect.Parameter.VAR_KEYWORD in kinds,
+        )
+
+
 def check_binding(
-    spec: Spec,
-    binding: Binding,
-    fields: Mapping[str, TensorMeta],
-    names: list[str],
-    required: list[str],
+    spec: Spec, binding: Binding, fields: Mapping[str, TensorMeta], forward: Signature
 ) -> None:
-    """Every field exists; every argument that forward must have is fed."""
+    """Every field exists; every argument exists; every argument that forward must have is fed."""
     where, hint = spec.at("model.inputs"), "model: {inputs: {argument: field, ...}}"
     unknown = [field for field in binding.fields if field not in fields]
     if unknown:
         raise CaptureError(
             f"the data has no field {unknown[0]!r}; it has {', '.join(fields)}", where, hint
         )
-    fed = {*names[: len(binding.positional)], *binding.keywords}
-    missing = [name for name in required if name not in fed]
+    taken = forward.by_position[: len(binding.positional)]
+    strange = [n for n in binding.keywords if n not in forward.by_name and not forward.any_name]
+    if strange or (len(binding.positional) > len(taken) and not forward.any_position):
+        given = repr(strange[0]) if strange else f"{len(binding.positional)} inputs by position"
+        accepted = ", ".join(dict.fromkeys((*forward.by_position, *forward.by_name)))
+        raise CaptureError(f"forward does not take {given}; it takes {accepted}", where, hint)
+    missing = [n for n in forward.required if n not in taken and n not in binding.keywords]
     if missing:
         raise CaptureError(
             f"forward needs {', '.join(missing)}; the data's fields are {', '.join(fields)}",
             where,
             hint,
         )
-    for name, given in spec.model.inputs:
-        meta = fields[given.field]
-        if given.shape is not None and tuple(given.shape[1:]) != meta.shape:
+    for name, declared in spec.model.inputs:
+        meta = fields[declared.field]
+        if declared.shape is not None and tuple(declared.shape[1:]) != meta.shape:
             raise CaptureError(
-                f"input {name} is declared {given.shape}, the data gives {meta} a sample", where
+                f"input {name} is declared {declared.shape}, the data gives {meta} a sample", where
             )

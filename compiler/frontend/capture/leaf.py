@@ -20,7 +20,8 @@ composites = tuple(
 )
 ignored_attributes = frozenset(("_parameters", "_buffers", "_modules", "training", "inplace"))
 rnn_arguments = (
-    "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "proj_size",
+    "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional",
+    "proj_size",
 )  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def builds(module: nn.Module, arguments: Mapping[str, object]) -> bool:
     """Whether the arguments build an equal module."""
     try:
         built = build(type(module), tuple(arguments.items()), torch.get_default_dtype())  # type: ignore[arg-type]
-    except Exception:  # any complaint of the constructor means no
+    except Exception:  # noqa: BLE001  # any complaint of the constructor means no
         return False
     return describe(built) == describe(module, vars(built))
 
@@ -126,9 +127,11 @@ def describe(module: nn.Module, keys: Mapping[str, object] | None = None) -> tup
     attributes = {
         name: repr(value)
         for name, value in vars(module).items()
-        if name in counted and name not in ignored_attributes and not name.startswith("_flat_weight_refs")
-        and name not in ("_flat_weights",)
-    }  # fmt: skip
+        if name in counted
+        and name not in ignored_attributes
+        and not name.startswith("_flat_weight_refs")
+        and name != "_flat_weights"
+    }
     tensors = [(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in module.named_parameters()]
     tensors += [(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in module.named_buffers()]
     return (

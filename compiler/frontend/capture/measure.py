@@ -1,4 +1,4 @@
-"""What each op costs: FLOPs, what autograd keeps of it, and whether gradients flow through its values.
+"""What each op costs: FLOPs, what autograd keeps, and whether gradients flow through its values.
 
 The graph runs twice on tensors without values, at two batch sizes; counts are linear in the batch.
 """
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,7 +33,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         formula = flop_formula(func)
         if formula is not None:

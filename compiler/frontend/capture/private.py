@@ -7,8 +7,14 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
@@ -38,6 +44,14 @@ def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return mode.from_tensor(tensor.detach())
 
 
+def is_data_dependent(error: Exception) -> bool:
+    """Whether a trace failed since it needed values."""
+    return isinstance(
+        error,
+        GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException,
+    )
+
+
 def node_name(tensor: torch.Tensor) -> str | None:
     """Name of the traced node that a tensor stands for during export; None outside of a trace."""
     mode = get_proxy_mode()
@@ -56,13 +70,24 @@ def no_modes() -> Iterator[None]:
 
 @contextmanager
 def one_trunc_normal(operation: object) -> Iterator[None]:
-    """Let every alias of nn.init.trunc_normal_ run `operation`: torch's own draws until values fit."""
+    """Let every alias of nn.init.trunc_normal_ run `operation`: torch's own looks at values."""
     original = nn.init._no_grad_trunc_normal_
     nn.init._no_grad_trunc_normal_ = operation  # type: ignore[assignment]
     try:
         yield
     finally:
         nn.init._no_grad_trunc_normal_ = original
+
+
+@contextmanager
+def fakes_convert() -> Iterator[None]:
+    """Let model.to(...) convert tensors without values: their data is set, as torch swaps none."""
+    original = torch.utils.swap_tensors
+    torch.utils.swap_tensors = lambda old, new: setattr(old, "data", new)
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = original
 
 
 @contextmanager
@@ -101,24 +126,24 @@ def on_checkpoint(refuse: Callable[[], object]) -> Iterator[None]:
 
 def inline_region(
     node: torch.fx.Node,
-) -> tuple[torch.fx.Graph, tuple[object, ...], bool, str | None] | None:
-    """The sub-graph of a no_grad or autocast region, its inputs, whether gradients are on in it, and
-    its autocast dtype; None for any other node."""
+) -> tuple[torch.fx.Graph, tuple[object, ...], bool | None, str | None] | None:
+    """The sub-graph of a no_grad or autocast region, its inputs, whether it turns gradients on or
+    off, and its autocast dtype; None for any other node."""
     name = str(node.target)
     if name == "wrap_with_set_grad_enabled":
         enabled, body, *inputs = node.args
         autocast = None
     elif name == "wrap_with_autocast":
         _, dtype, on, _, body, *inputs = node.args
-        enabled, autocast = True, str(dtype).removeprefix("torch.") if on else None
+        enabled, autocast = None, str(dtype).removeprefix("torch.") if on else None
     else:
         return None
     module = getattr(node.graph.owning_module, str(body.target))  # type: ignore[union-attr]
-    return module.graph, tuple(inputs), bool(enabled), autocast
+    return module.graph, tuple(inputs), None if enabled is None else bool(enabled), autocast
 
 
 def functional_form(target: str) -> str | None:
-    """`aten.relu.default` for `aten.relu_.default`; None where there is none with equal arguments."""
+    """`aten.relu.default` for `aten.relu_.default`; None where none has equal arguments."""
     namespace, name, overload = target.split(".")
     if namespace != "aten" or not name.endswith("_") or name.startswith("__"):
         return None
@@ -129,6 +154,18 @@ def functional_form(target: str) -> str | None:
     inplace = getattr(getattr(torch.ops.aten, name), overload)
     names = [a.name for a in inplace._schema.arguments]
     return str(functional) if [a.name for a in functional._schema.arguments] == names else None
+
+
+def without_out(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """`aten.div.Tensor` for `aten.div.out`, whose result goes to a tensor that is given."""
+    makers = ("dtype", "layout", "device", "pin_memory")
+    wanted = [a.name for a in func._schema.arguments if not a.is_out]
+    for name in func._overloadpacket.overloads():  # type: ignore[no-untyped-call]
+        other = getattr(func._overloadpacket, name)
+        arguments = [a for a in other._schema.arguments if a.name not in makers]
+        if [a.name for a in arguments] == wanted and not any(a.is_out for a in arguments):
+            return other  # type: ignore[no-any-return]
+    return None
 
 
 def flop_formula(func: torch._ops.OpOverload) -> Callable[..., int] | None:

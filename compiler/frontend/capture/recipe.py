@@ -6,54 +6,52 @@ tensor in place.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 
 from ...ir.graph import Arg, Items, Op, Recipe, Ref
 
-empties = frozenset(
-    f"aten.{name}"
-    for name in (
-        "empty.memory_format",
-        "empty_like.default",
-        "new_empty.default",
-        "empty_strided.default",
-    )
-)
+empties = frozenset(("aten.empty.memory_format", "aten.empty_strided.default"))
 full_overwrites = frozenset(
     (
-        "aten.normal_.default", "aten.uniform_.default", "aten.exponential_.default", "aten.bernoulli_.float",
-        "aten.random_.default", "aten.random_.from", "aten.random_.to", "aten.fill_.Scalar", "aten.zero_.default",
-        "aten.copy_.default", "ppc.trunc_normal_.default",
+        "aten.normal_.default", "aten.uniform_.default", "aten.exponential_.default",
+        "aten.bernoulli_.float", "aten.random_.default", "aten.random_.from", "aten.random_.to",
+        "aten.cauchy_.default", "aten.geometric_.default", "aten.log_normal_.default",
+        "aten.fill_.Scalar", "aten.zero_.default", "aten.copy_.default",
+        "ppc.trunc_normal_.default",
     )
 )  # fmt: skip
 """In-place operations whose result does not depend on what was there."""
 
+
+def is_fill(op: Op) -> bool:
+    """Whether a random operation fills one tensor, or makes one and fills it."""
+    return op.target in full_overwrites or op.target in fills
+
+
 fills: Mapping[str, tuple[str, tuple[Arg, ...]]] = {
     "aten.randn.default": ("aten.normal_.default", (0.0, 1.0)),
-    "aten.randn_like.default": ("aten.normal_.default", (0.0, 1.0)),
     "aten.rand.default": ("aten.uniform_.default", (0.0, 1.0)),
-    "aten.rand_like.default": ("aten.uniform_.default", (0.0, 1.0)),
     "aten.zeros.default": ("aten.fill_.Scalar", (0,)),
-    "aten.zeros_like.default": ("aten.fill_.Scalar", (0,)),
-    "aten.new_zeros.default": ("aten.fill_.Scalar", (0,)),
     "aten.ones.default": ("aten.fill_.Scalar", (1,)),
-    "aten.ones_like.default": ("aten.fill_.Scalar", (1,)),
-    "aten.new_ones.default": ("aten.fill_.Scalar", (1,)),
 }
 """Operations that make a tensor and fill it -> the same filling, in place."""
+
+
+nothing = Op(
+    "zeros", "aten.fill_.Scalar", (Ref("self"), 0), (), ("self", "value"), ("self",), ("", 0)
+)
+zeros = Recipe((nothing,), "self")
+"""Of a buffer that the factory leaves as it found it."""
 
 
 def simplify(ops: Iterable[Op], result: str) -> Recipe:
     """Before: recorded operations, the tensor's name among their results. After: as above."""
     steps = [step for op in ops for step in split_fill(op)]
     maker = next((op for op in steps if result in op.outputs and not op.mutates), None)
-    if maker is not None and maker.target in empties:
+    if maker is not None and (maker.target in empties or is_refilled(maker, steps)):
         steps = [substitute(op, {result: "self"}) for op in steps if op is not maker]
         result = "self"
-    steps = [
-        op
-        for op, after in zip(steps, [*steps[1:], None], strict=True)
-        if not overwritten(op, after)
-    ]
+    steps = [op for op, after in zip_longest(steps, steps[1:]) if not overwritten(op, after)]
     if (
         len(steps) == 1
         and steps[0].target == "ppc.tensor.default"
@@ -71,6 +69,19 @@ def simplify(ops: Iterable[Op], result: str) -> Recipe:
             "self",
         )
     return Recipe(tuple(steps), result)
+
+
+def is_refilled(literal: Op, steps: Iterable[Op]) -> bool:
+    """Whether a constant is filled with something else before anything reads it."""
+    made = Ref(literal.outputs[0])
+    first = next((op for op in steps if made in op.operands), None)
+    return (
+        literal.target == "ppc.tensor.default"
+        and first is not None
+        and first.target in full_overwrites
+        and first.operands.count(made) == 1
+        and first.args[0] == made
+    )
 
 
 def overwritten(op: Op, after: Op | None) -> bool:
@@ -98,11 +109,10 @@ def split_fill(op: Op) -> tuple[Op, ...]:
     if target == op.target:
         return (op,)
     (name,) = op.outputs
-    empty = "aten.empty_like.default" if "like" in op.target else "aten.empty.memory_format"
     make = replace(
         op,
         name=f"{op.name}_empty",
-        target=empty,
+        target="aten.empty.memory_format",
         args=op.args[:1],
         arg_names=op.arg_names[:1],
         random=False,
@@ -140,10 +150,11 @@ def substitute(op: Op, names: Mapping[str, str]) -> Op:
 
 
 def assign_seeds(recipes: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Each random operation gets one seed key: its owner's name, and `#1`, `#2` for the owner's next.
+    """Each random operation gets one seed key: its owner's name, then `#1`, `#2` for its next ones.
 
     The owner is the first tensor whose recipe has the operation, so that tensors that share it
-    (`clone(randn)`, weight norm's length of a random weight) agree. `recipes` is in the model's order.
+    (`clone(randn)`, weight norm's length of a random weight) agree. `recipes` is in the model's
+    order.
     """
     keys: dict[str, str] = {}
     result = {}

@@ -5,15 +5,17 @@ tensor is the slice of operations that its final value depends on, cut where one
 it wholly.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ir.graph import Arg, Op, Recipe, Ref, TorchConstant
 from .arguments import dtype_name, spelling, to_arg
-from .private import is_fake, no_modes, real_copy, storage_address
-from .recipe import full_overwrites, simplify
+from .private import is_fake, no_modes, real_copy, storage_address, without_out
+from .recipe import full_overwrites, is_fill, simplify
 from .replay import replay
 
 max_inline_elements = 16
@@ -23,6 +25,20 @@ reshaping_in_place = frozenset(
     f"aten::{name}" for name in ("t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_")
 )
 """These change what a tensor shows and leave its storage alone."""
+
+
+like = {
+    **{
+        f"aten.{n}_like.default": f"aten.{n}.default"
+        for n in ("zeros", "ones", "full", "randn", "rand")
+    },
+    **{f"aten.new_{n}.default": f"aten.{n}.default" for n in ("zeros", "ones", "full")},
+    **dict.fromkeys(
+        ("aten.empty_like.default", "aten.new_empty.default", "aten.new_empty_strided.default"),
+        "aten.empty.memory_format",
+    ),
+}  # fmt: skip
+"""Operations that read of a tensor just its shape and dtype -> the same by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +62,8 @@ class Event:
     reads: tuple[View, ...]
     writes: tuple[View, ...]
     makes: tuple[View, ...]
-    own_generator: bool
+    repeatable: bool
+    """A script can run it again: it draws nothing, or real numbers by the global generator."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
@@ -60,7 +77,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         """Real tensors that came in from outside, by name."""
         self.held: list[object] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and is_fake(args[0]):
             return self.number(args[0])
@@ -70,12 +87,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             return result
         if func.namespace not in ("aten", "ppc"):
             return func(*args, **kwargs)
+        if isinstance(kwargs.get("out"), torch.Tensor) and (plain := without_out(func)):
+            out = kwargs["out"]
+            rest = {name: value for name, value in kwargs.items() if name != "out"}
+            result = self.__torch_dispatch__(plain, types, args, rest).to(out.dtype)
+            return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (out, result))
         reads, op = self.views((args, kwargs)), self.operation(func, args, kwargs)
         result = func(*args, **kwargs)
         self.record(op, reads, result, own_generator=kwargs.get("generator") is not None)
         return result
 
-    def operation(self, func, args, kwargs) -> Op:  # type: ignore[no-untyped-def]
+    def operation(self, func: Any, args: Any, kwargs: Any) -> Op:
         """An operation about to run; some change what their argument shows, so this comes first."""
 
         def tensor(value: object) -> Arg | None:
@@ -111,11 +133,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     ) -> None:
         """Keep an operation, unless it makes nothing new."""
         results = self.views(result)
+        if op.target in like:
+            op, reads = afresh(op, results[0]), ()
         makes = tuple(view for view in results if view not in reads)
         if op.mutates or makes:
             op = replace(op, outputs=tuple(self.names[view] for view in results))
             writes = tuple(view for view in reads if self.names[view] in op.mutates)
-            self.events.append(Event(op, reads, writes, makes, own_generator))
+            real = all(getattr(torch, view.dtype).is_floating_point for view in results)
+            repeatable = not op.random or (is_fill(op) and real and not own_generator)
+            self.events.append(Event(op, reads, writes, makes, repeatable))
 
     def view(self, tensor: torch.Tensor) -> View:
         storage = tensor.untyped_storage()
@@ -124,8 +150,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
         )
         return View(
-            storage_address(tensor), int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()),
-            dtype_name(tensor.dtype), whole,
+            storage_address(tensor), int(tensor.storage_offset()), tuple(tensor.shape),
+            tuple(tensor.stride()), dtype_name(tensor.dtype), whole,
         )  # fmt: skip
 
     def name(self, tensor: torch.Tensor) -> str:
@@ -147,24 +173,48 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     def number(self, tensor: torch.Tensor) -> bool | int | float | complex:
         """What `.item()` asks for, by running the operations that it depends on."""
-        recipe = self.recipe(tensor)
-        if recipe.saved:
-            raise RuntimeError(".item() asks for a value that only a real array or generator has")
+        recipe = self.recipes({"": tensor})[""]
+        if recipe.saved or any(op.random for op in recipe.ops):
+            raise RuntimeError(
+                "the model's structure hangs on a random number or on a value from an array: "
+                "its factory asks for it by .item(), .tolist() or an `if`"
+            )
         with no_modes():
-            return replay(recipe, tuple(tensor.shape), tensor.dtype, seed=0).item()  # type: ignore[no-any-return]
+            return replay(recipe, tuple(tensor.shape), tensor.dtype, seed=0).item()
 
-    def recipe(self, tensor: torch.Tensor) -> Recipe:
-        """The operations that give this tensor its value; seeds are chosen later."""
-        name, events = self.name(tensor), self.slice(self.view(tensor))
-        used = {name, *(self.names[view] for event in events for view in event.reads)}
-        constants = [used_name for used_name in self.constants if used_name in used]
-        large = any(
-            self.constants[constant].numel() > max_inline_elements for constant in constants
-        )
-        if large or any(event.own_generator for event in events) or not (events or constants):
-            return Recipe(saved=True)
-        literals = [literal(constant, self.constants[constant]) for constant in constants]
-        return simplify((*literals, *(event.op for event in events)), name)
+    def recipes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Recipe]:
+        """The operations that give each tensor its value; seeds are chosen later.
+
+        What no script can repeat is saved, and with it whatever shares a draw with it.
+        """
+        slices = {name: self.slice(self.view(tensor)) for name, tensor in tensors.items()}
+        draws = {n: {e.op.name for e in events if e.op.random} for n, events in slices.items()}
+        saved = {name for name, t in tensors.items() if self.must_save(t, slices[name])}
+        lost = set().union(*(draws[name] for name in saved))
+        while more := {n for n, drawn in draws.items() if n not in saved and drawn & lost}:
+            saved |= more
+            lost = lost.union(*(draws[name] for name in more))
+        return {
+            name: Recipe(saved=True) if name in saved else self.recipe(tensor, slices[name])
+            for name, tensor in tensors.items()
+        }
+
+    def must_save(self, tensor: torch.Tensor, events: Sequence[Event]) -> bool:
+        """Whether no script can make the tensor: it draws in its own way, or holds much data."""
+        constants = self.constants_of(tensor, events)
+        large = any(self.constants[name].numel() > max_inline_elements for name in constants)
+        return large or not all(e.repeatable for e in events) or not (events or constants)
+
+    def constants_of(self, tensor: torch.Tensor, events: Sequence[Event]) -> list[str]:
+        """The real tensors that a tensor's value depends on, by name."""
+        used = {self.name(tensor), *(self.names[view] for e in events for view in e.reads)}
+        return [name for name in self.constants if name in used]
+
+    def recipe(self, tensor: torch.Tensor, events: Sequence[Event]) -> Recipe:
+        """The operations that give one tensor its value, as a script runs them."""
+        constants = self.constants_of(tensor, events)
+        literals = [literal(name, self.constants[name]) for name in constants]
+        return simplify((*literals, *(event.op for event in events)), self.name(tensor))
 
     def slice(self, target: View) -> list[Event]:
         """The events that a tensor's value depends on, in order."""
@@ -191,21 +241,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 def room(event: Event) -> Event:
     """An event that only makes room for what its operation made."""
     (view,) = event.makes
-    op = replace(
-        event.op,
-        target="aten.empty.memory_format",
-        args=(view.shape,),
+    op = afresh(replace(event.op, target="aten.empty_like.default", args=(), random=False), view)
+    return replace(event, op=op, reads=(), repeatable=True)
+
+
+def afresh(op: Op, view: View) -> Op:
+    """The operation that makes a tensor by itself, for one that makes it in another's likeness."""
+    value = op.args[-1:] if op.target in ("aten.full_like.default", "aten.new_full.default") else ()
+    return replace(
+        op,
+        target=like[op.target],
+        args=(view.shape, *value),
         kwargs=(("dtype", TorchConstant(view.dtype)),),
-        arg_names=("size",),
-        random=False,
+        arg_names=("size", "fill_value")[: 1 + len(value)],
         spelling="torch",
     )
-    return replace(event, op=op, reads=())
 
 
 def literal(name: str, value: torch.Tensor) -> Op:
     """A constant, written out."""
     return Op(
-        name=f"literal_{name}", target="ppc.tensor.default", args=(to_arg(value.tolist(), lambda _: None),),
-        kwargs=(("dtype", to_arg(value.dtype, lambda _: None)),), arg_names=("data",), outputs=(name,), call=("", 0),
+        name=f"literal_{name}", target="ppc.tensor.default",
+        args=(to_arg(value.tolist(), lambda _: None),), arg_names=("data",),
+        kwargs=(("dtype", to_arg(value.dtype, lambda _: None)),), outputs=(name,), call=("", 0),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Runs recipes and graphs on real (or fake) tensors, one op at a time."""
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -10,8 +10,8 @@ import torch
 from ...ir.graph import Arg, Device, Dim, Items, Op, Recipe, Ref, State, TorchConstant
 
 block_elements = 2**20
-"""Random tensors are filled by blocks of this size, each with a seed of its own: whoever holds a part
-of a tensor draws only the blocks of that part."""
+"""Random tensors are filled by blocks of this size, each with a seed of its own: whoever holds a
+part of a tensor draws only the blocks of that part."""
 
 
 def function(target: str) -> Callable[..., object]:

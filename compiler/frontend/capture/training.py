@@ -54,7 +54,7 @@ def output_name(loss: Callable[..., torch.Tensor]) -> str:
 
 
 def returned_loss(output: object) -> torch.Tensor:
-    """The loss that a model returns: a scalar, or `.loss` (or the first element) of what it returns."""
+    """The loss that a model returns: a scalar, or `.loss` or the first element of its output."""
     if isinstance(output, Mapping) and "loss" in output:
         output = output["loss"]
     elif hasattr(output, "loss"):
@@ -62,7 +62,8 @@ def returned_loss(output: object) -> torch.Tensor:
     elif isinstance(output, tuple | list) and output:
         output = output[0]
     if not isinstance(output, torch.Tensor) or output.dim() != 0:
-        found = f"{type(output).__name__}{list(output.shape) if isinstance(output, torch.Tensor) else ''}"
+        shape = list(output.shape) if isinstance(output, torch.Tensor) else ""
+        found = f"{type(output).__name__}{shape}"
         raise TypeError(
             f"the model returned {found}, not a loss; name one in the spec: model: {{loss: ...}}"
         )
@@ -78,8 +79,9 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     second = logits.shape[:1] + logits.shape[2:] == labels.shape
     if last and second and logits.dim() > 2:
         raise ValueError(
-            f"cross_entropy of {list(logits.shape)} and {list(labels.shape)} could take its classes from "
-            "the second or from the last dimension; name a function of your own: losses.py:loss"
+            f"cross_entropy of {list(logits.shape)} and {list(labels.shape)} could take its "
+            "classes from the second or from the last dimension; "
+            "name a function of your own: losses.py:loss"
         )
     if last and logits.dim() > 2:
         return F.cross_entropy(logits.flatten(0, -2), labels.flatten())

@@ -13,11 +13,15 @@ from types import ModuleType
 from ...errors import CaptureError, Location, PpcError
 from ...ir.spec import Factory, Value
 
-library_folders = tuple(
-    str(Path(spec.origin).parent)
-    for name in ("torch", "ppc")
-    if (spec := importlib.util.find_spec(name)) and spec.origin
-) + (str(Path(__file__).parents[2]), str(Path(traceback.__file__).parent))
+library_folders = (
+    *(
+        str(Path(spec.origin).parent)
+        for name in ("torch", "ppc")
+        if (spec := importlib.util.find_spec(name)) and spec.origin
+    ),
+    str(Path(__file__).parents[2]),
+    str(Path(traceback.__file__).parent),
+)
 
 
 def resolve(target: str, folder: Path, where: Location | None) -> object:
@@ -107,6 +111,12 @@ def users_line(error: BaseException) -> Location | None:
         if frame.lineno and is_users(frame.filename):
             return place(frame.filename, frame.lineno)
     return None
+
+
+def location(where: str) -> Location | None:
+    """The place that an op bears, `gpt.py:58`."""
+    file, _, line = where.rpartition(":")
+    return place(file, int(line)) if line else None
 
 
 def place(file: str, line: int) -> Location:
