@@ -6,6 +6,7 @@ FOLDER is where the scripts ran. Nothing here knows of pipelines: the union of t
 the model's state_dict.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -18,6 +19,10 @@ weights = {}
 for path in sorted(folder.glob("weights-rank*.pt")):
     weights |= torch.load(path)
 model.load_state_dict(weights, strict=True)
+
+rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+last = [row["loss"] for row in rows[-20:]]
+print(f"loss: {rows[0]['loss']:.2f} -> {sum(last) / len(last):.2f}, the mean of the last 20 steps")
 
 torch.manual_seed(0)
 text = torch.tensor([list(prompt.encode())])

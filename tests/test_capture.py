@@ -286,17 +286,6 @@ def test_unread_plain_attributes_are_left_out(tmp_path):
     assert "last" not in graph.parameters
 
 
-def test_evaluation_mode(tmp_path):
-    code = net("return self.b(self.d(self.n(self.a(x))))", """
-self.n, self.d = nn.BatchNorm1d(8), nn.Dropout(0.5)
-self.eval()
-""")  # fmt: skip
-    graph = graph_of(tmp_path, code)
-    assert targets(graph) == ["linear", "batch_norm", "linear", "mse_loss"]
-    assert not any(op.mutates for op in graph.ops)
-    assert not graph.modules["n"].training
-
-
 def test_the_graph_computes_what_the_model_does(tmp_path):
     spec = make_spec(tmp_path, net("h = self.a(x)\nh[:, 1:3] *= 2\nreturn self.b(h.relu())"))
     graph, model = capture(spec), build_model(spec)

@@ -228,7 +228,6 @@ F.interpolate(x, scale_factor=2.0, mode="nearest")
 F.interpolate(x, size=7, mode="linear", align_corners=True)
 F.interpolate(x.unsqueeze(1), size=(8, 12), mode="bilinear", align_corners=False)
 F.interpolate(x.unsqueeze(1), scale_factor=(2.0, 3.0), mode="nearest-exact")
-F.interpolate(x[:, :1, None], size=8, mode="bicubic", align_corners=False, antialias=True)
 F.pad(x, (1, 1))
 F.pad(x, (0, 1), value=2.0)
 F.pad(x, (1, 1), mode="reflect")
@@ -295,6 +294,10 @@ rewritten = {
     "F.softmax(x, dim=-1)": "x.softmax(dim=-1)",
     "F.softsign(x)": "x / (x.abs() + 1)",
     "F.dropout(x, 0.5)": "F.dropout(x, 0.5, training=self.training)",
+    "F.interpolate(x[:, None], size=8, mode='bicubic', antialias=True)": (
+        "F.interpolate(\n    x.unsqueeze(1), "
+        'size=8, mode="bicubic", align_corners=False, antialias=True\n)'
+    ),
     "F.kl_div(x, y, reduction='batchmean')": 'F.kl_div(x, y, reduction="sum") / batch',
     "F.batch_norm(x, None, None, training=True, momentum=0.2)": (
         "F.batch_norm(x, None, None, training=self.training, momentum=0.2)"

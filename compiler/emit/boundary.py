@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..ir.unit import Unit
-from .scope import clean
+from .scope import clean_outside
 
 
 def name_boundary(units: Sequence[Unit], hints: Mapping[str, str]) -> dict[str, str]:
@@ -13,12 +13,12 @@ def name_boundary(units: Sequence[Unit], hints: Mapping[str, str]) -> dict[str, 
     for unit in units:
         for transfer in unit.sends:
             targets.setdefault(transfer.value, [transfer.source]).append(transfer.target)
-    fields = {unit.stage: {i.name for i in unit.inputs} for unit in units}
+    fields = {unit.stage: {clean_outside(i.name) for i in unit.inputs} for unit in units}
     names: dict[str, str] = {}
     for value, (source, *others) in targets.items():
         meets = [v for v in names if targets[v][0] == source or set(others) & set(targets[v][1:])]
         taken = {names[v] for v in meets}.union(*(fields[stage] for stage in others))
-        names[value] = free(clean(hints.get(value, value.rstrip("_0123456789"))), taken)
+        names[value] = free(clean_outside(hints.get(value, value.rstrip("_0123456789"))), taken)
     return names
 
 

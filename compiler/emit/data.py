@@ -14,7 +14,7 @@ from ..ir.spec import Arrays, Data, Dataset, Factory, Random, RandomField, Spec,
 from ..ir.unit import Unit
 from .expression import quote
 from .layout import wrap
-from .scope import clean
+from .scope import clean_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class DataView:
     steps_per_epoch: str
     steps_comment: str
     fact: str
-    """What ranks must agree on, as an expression; "" for nothing."""
+    """What ranks must agree on, as an expression."""
     modules: tuple[str, ...]
     """Imports of the user's own."""
     constants: tuple[str, ...]
@@ -59,7 +59,7 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
     else:
         parts = view_dataset(data, unit, paths)
     drop = data.last_batch == "drop"
-    fields = [clean(i.name) for i in unit.inputs]
+    fields = [clean_outside(i.name) for i in unit.inputs]
     whose = fields[0].capitalize() if len(fields) == 1 else listed(fields)
     return DataView(
         reader=parts.reader,
@@ -143,7 +143,7 @@ def view_text(data: Text, unit: Unit, paths: Sequence[str]) -> Parts:
         find.append("files = [f for p in patterns for f in sorted(glob.glob(p, recursive=True))]")
     read = [f"windows = samples[:, None] * {size} + torch.arange({size})  # bytes of each sample"]
     read += [
-        f"{clean(i.name)} = text[windows{' + 1' if i.field == 'labels' else ''}].long()"
+        f"{clean_outside(i.name)} = text[windows{' + 1' if i.field == 'labels' else ''}].long()"
         for i in unit.inputs
     ]
     text = "text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)"
@@ -176,13 +176,13 @@ def view_random(data: Random, unit: Unit) -> Parts:
     read = [
         line
         for i in unit.inputs
-        for line in draw_lines(clean(i.name), i.field, data.fields[i.field])
+        for line in draw_lines(clean_outside(i.name), i.field, data.fields[i.field])
     ]
     return Parts(
         reader=(*reader.rstrip().splitlines(), "", "") if unit.inputs else (),
         start=(),
         read=tuple(read),
-        fact="",
+        fact="SAMPLES",
         modules=(),
         constants=(f"SAMPLES = {data.samples}",),
         described=f"{data.samples} random samples",
@@ -214,7 +214,7 @@ def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
     read = []
     for i in unit.inputs:
         cast = ".to(torch.get_default_dtype())" if i.meta.dtype.startswith("float") else ""
-        read.append(f"{clean(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
+        read.append(f"{clean_outside(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
     return Parts(
         reader=(*start, f"SAMPLES = len({first})", "", ""),
         start=(),
@@ -236,7 +236,7 @@ def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
             "row" if i.key is None else f"row[{quote(i.key) if isinstance(i.key, str) else i.key}]"
         )
         stacked = f"torch.stack([torch.as_tensor({row}) for row in rows])"
-        read.append(f"{clean(i.name)} = {stacked}.to({dtype_text(i.meta)})")
+        read.append(f"{clean_outside(i.name)} = {stacked}.to({dtype_text(i.meta)})")
     return Parts(
         reader=(f"dataset = {name}({arguments})", "SAMPLES = len(dataset)", "", ""),
         start=(),

@@ -69,8 +69,8 @@ def sentences(job: Job, program: Program, unit: Unit, data: DataView | None) -> 
     if data and unit.inputs:
         fields = " and ".join(i.field for i in unit.inputs)
         yield f"Data: {data.described}; this stage reads {fields}."
-    yield "Weights: the model's own initialisation, of which each rank draws its part;"
-    yield f"at the end they go to weights-rank{program.rank}.pt, named as in the whole model."
+    yield "Weights: each rank draws its part of the model's own initialisation; saved at the end to"
+    yield f"weights-rank{program.rank}.pt."
     if unit.outputs:
         yield "This rank has the loss: it prints a line a step and appends it to metrics.jsonl."
 

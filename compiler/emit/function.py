@@ -121,14 +121,16 @@ class FunctionWriter:
             yield Line(f"{name} = {self.scope[carried]}")
         before = self.scope.names[carried]
         self.scope.names[carried] = name
-        expr = self.calls(first, self.writer, receiver=loop.element).expr
+        element = self.scope.unused(loop.element, position - 1)
+        element = f"{element}_" if element == name else element
+        expr = self.calls(first, self.writer, receiver=element).expr
         self.scope.names[carried] = before
         self.scope.names[made], self.scope.bound[name] = name, made
         if loop.seed:
-            yield Line(f"for i, {loop.element} in {loop.values}:")
+            yield Line(f"for i, {element} in {loop.values}:")
             yield Line(loop.seed, indent=4)
         else:
-            yield Line(f"for {loop.element} in {loop.values}:")
+            yield Line(f"for {element} in {loop.values}:")
         yield Line(f"{name} = {expr.text}", indent=4)
 
     def loop_variable(self, first: Item, carried: str, made: str, position: int) -> str:

@@ -16,9 +16,8 @@ from .view import view_rank
 
 compilation_mark = "@compilation@"
 modules = (
-    "import ast", "import collections", "import datetime", "import functools", "import glob",
-    "import json", "import math", "import os", "import struct", "import sysconfig", "import time",
-    "import zlib",
+    "import ast", "import datetime", "import functools", "import glob", "import json",
+    "import math", "import os", "import struct", "import sysconfig", "import time", "import zlib",
 )  # fmt: skip
 torch_modules = (
     "import torch", "import torch.distributed as dist", "import torch.nn as nn",

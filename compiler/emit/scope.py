@@ -1,7 +1,7 @@
 """Names of values in one function: the user's own where free, never one that is still read."""
 
 import keyword
-import re
+import unicodedata
 from collections.abc import Mapping
 
 reserved = frozenset(
@@ -18,8 +18,18 @@ reserved = frozenset(
         "seed_layer",
         "range",
         "str",
+        "enumerate",
+        "i",
     )
 )
+"""What forward's text means by these names is no value."""
+outside = frozenset(
+    ("mb", "step", "stage", "live", "losses", "loss", "sizes", "sum", "samples", "samples_of",
+     "epoch", "order", "windows", "text", "arrays", "dataset", "rows", "row", "fields", "field",
+     "draw_field", "list", "zip", "divmod", "SEED", "MICROBATCHES", "MICROBATCH_SIZE", "SAMPLES",
+     "GLOBAL_BATCH", "STEPS")
+)  # fmt: skip
+"""The same for the functions that read data and run a step."""
 
 
 class Scope:
@@ -34,12 +44,16 @@ class Scope:
 
     def bind(self, value: str, wanted: str, position: float) -> str:
         """Name a value from `position` on: as wanted, unless a value of that name is read later."""
-        wanted = clean(wanted)
+        name = self.unused(clean(wanted), position)
+        self.names[value], self.bound[name] = name, value
+        return name
+
+    def unused(self, wanted: str, position: float) -> str:
+        """The wanted name, or it with the lowest number with which no value is lost."""
         name, count = wanted, 1
         while self.holds_other(name, position):
             count += 1
             name = f"{wanted}_{count}"
-        self.names[value], self.bound[name] = name, value
         return name
 
     def holds_other(self, name: str, position: float) -> bool:
@@ -53,8 +67,15 @@ class Scope:
         return value in self.names
 
 
+def clean_outside(name: str) -> str:
+    """A name for a value that goes from stage to stage, or comes from the data."""
+    name = clean(name)
+    return f"{name}_" if name in outside else name
+
+
 def clean(name: str) -> str:
-    """A name that Python takes and that means nothing else here."""
-    name = re.sub(r"\W", "_", name) or "value"
-    name = f"_{name}" if name[0].isdigit() else name
+    """A name that Python takes and that means nothing else in a forward."""
+    name = unicodedata.normalize("NFKC", name)  # as Python reads names
+    name = "".join(char if f"a{char}".isidentifier() else "_" for char in name) or "value"
+    name = name if name.isidentifier() else f"_{name}"
     return f"{name}_" if name in reserved else name

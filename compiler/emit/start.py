@@ -13,27 +13,31 @@ from .layout import wrap
 from .messages import is_general, message_shape, variable
 
 
-def check_lines(program: Program, data: DataView | None) -> Iterator[str]:
-    """Before the first message, the ranks compare what they must agree on."""
+def check_lines(program: Program, data: DataView | None, *, even: bool) -> Iterator[str]:
+    """Before the first message, and before the groups, the ranks compare what they must agree on:
+    the compilation first, then what someone may have edited in it."""
     facts = ['"compilation": COMPILATION', '"torch": torch.__version__']
-    facts += [f'"data": {data.fact}'] if data and data.fact else []
-    yield ""
+    facts += [f'"data": {data.fact}'] if data else []
     yield (
         "# before the first message: "
         "do all ranks run this compilation, with this torch, on this data?"
     )
     yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
+    names = "STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"
+    yield f'facts["{names}"] = {names}'
     if program.edges:
+        samples = "MICROBATCH_SIZE" if even else "1"
         names = ", ".join(variable(edge, program.rank) for edge in program.edges)
         short = f"for edge in [{names}]:"
         if len(short) > 100:
             yield from wrap(f"edges = [{names}]", 0)
             short = "for edge in edges:"
         yield short
-        one = "edge.room(1)" if is_general(program) else "[((1, *edge.shape), edge.dtype)]"
-        yield f"    facts[edge.name] = str({one})"
-    yield "ranks = [None] * WORLD_SIZE"
-    yield "dist.all_gather_object(ranks, facts)"
+        shown = f"edge.room({samples})"
+        if not is_general(program):
+            shown = f"[(({samples}, *edge.shape), edge.dtype)]"
+        yield f"    facts[edge.name] = str({shown})"
+    yield "dist.all_gather_object(ranks := [None] * WORLD_SIZE, facts)"
     yield "for fact in sorted(set().union(*ranks)):"
     yield "    found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}"
     yield "    if len(set(found.values())) > 1:"
@@ -44,22 +48,22 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     """The statements between the device and the loop."""
     distributed = job.plan.world_size > 1
     if distributed:
-        yield 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)'
+        # the comparison of facts goes through gloo: through NCCL it would need every rank's GPU
+        yield 'backend, device_id = ("cpu:gloo,cuda:nccl", device) if cuda else ("gloo", None)'
         yield "dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)"
     if data:
         yield from data.start
     yield 'with torch.device("meta"):  # no values yet'
-    yield "    stage = Stage()"
-    yield "stage.to_empty(device=device)"
+    yield "    stage = Stage().to_empty(device=device)"
     yield from tie_lines(job.graph, unit)
     yield "init_weights(stage)"
     yield from frozen_lines(job.graph, unit)
+    yield from edge_lines(job, program)
+    if distributed:
+        yield from check_lines(program, data, even=job.plan.even)
     if program.groups:
         yield from group_lines(program)
-        yield from edge_lines(job, program)
     yield from optimizer_lines(job.spec, unit)
-    if distributed:
-        yield from check_lines(program, data)
     if unit.outputs:
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"
@@ -127,9 +131,9 @@ def edge_lines(job: Job, program: Program) -> Iterator[str]:
     """The edges that start or end here."""
     for edge in program.edges:
         peer = edge.target if edge.source == program.rank else edge.source
-        group = f"groups[{edge.source}, {edge.target}]"
+        pair = f"({edge.source}, {edge.target})"
         room = room_of(edge, dtypes[job.spec.train.precision], general=is_general(program))
-        arguments = ", ".join([f'"{edge.name}"', str(peer), group, *room])
+        arguments = ", ".join([f'"{edge.name}"', str(peer), pair, *room])
         yield from wrap(f"{variable(edge, program.rank)} = Edge({arguments})", 0)
 
 

@@ -23,7 +23,7 @@ from ..ir.unit import Unit
 from .layout import wrap
 from .messages import in_memory_order, incoming, is_general, outgoing, unpack, variable
 from .pattern import check_pattern
-from .scope import clean
+from .scope import clean_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class StepWriter:
 
     @property
     def fields(self) -> list[str]:
-        return [clean(i.name) for i in self.unit.inputs]
+        return [clean_outside(i.name) for i in self.unit.inputs]
 
     @property
     def batch(self) -> str:

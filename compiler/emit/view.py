@@ -151,7 +151,7 @@ def view_comm(job: Job, program: Program) -> dict[str, object]:
         sends = "one send" if max(windows) == 1 else f"{max(windows)} sends"
         words.append(f"at most {sends} under way")
     return {
-        "doc": paragraph(f"Messages from one rank to another, in order; {', '.join(words)}.", 89),
+        "doc": paragraph(f"Messages in order, from rank to rank; {', '.join(words)}.", 89),
         "dtype": f"torch.{dtypes[job.spec.train.precision]}",
         "receives": bool(ahead),
         "sends": bool(windows),
@@ -205,8 +205,9 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
         parameters = "counted"
     lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
     if job.plan.world_size > 1:
-        lines.append("square = nn.utils.get_total_norm(grads).square()")
-        lines.append("dist.all_reduce(square)")
+        # without gradients the total is on the CPU, whatever the device
+        lines.append("square = nn.utils.get_total_norm(grads).square().to(device)")
+        lines.append('guard("the norm of all gradients", dist.all_reduce, square)')
         lines += ["norm = square.sqrt()"] if unit.outputs else []
     else:
         lines.append("norm = nn.utils.get_total_norm(grads)")
@@ -244,9 +245,12 @@ def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: boo
             ranks = " and ".join(map(str, item.group))
             yield f"    # {name} is tied: its gradient is the sum over ranks {ranks}"
             group = (
-                "" if len(item.group) == job.plan.world_size else f", group=groups[{item.group}]"
+                ""
+                if len(item.group) == job.plan.world_size
+                else f", dist.ReduceOp.SUM, groups[{item.group}]"
             )
-            yield f'    dist.all_reduce(stage.get_parameter("{name}").grad{group})'
+            yield f'    gradient = stage.get_parameter("{name}").grad'
+            yield f'    guard("the gradient of {name}", dist.all_reduce, gradient{group})'
     clips = job.spec.train.clip_norm is not None
     if clips:
         yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"

@@ -7,9 +7,9 @@ The order matters: identities first, so that the rest sees what is really read a
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
+from ...ir.graph import Arg, CallId, Items, Op, Ref, State, TensorMeta
 from .arguments import to_arg
-from .convert import Raw, is_late_update
+from .convert import Raw
 from .export import RawCall
 from .private import functional_form
 from .record import max_inline_elements
@@ -23,7 +23,7 @@ def canonicalise(raw: Raw) -> Raw:
     ops, known = drop_identities(raw)
     raw = copy_written_inputs(raw, make_functional(ops, raw), known)
     output = substitute(raw.output, known)
-    ops = drop_dead(move_buffer_updates(raw.ops), output)
+    ops = drop_dead(move_buffer_updates(raw), output)
     calls = {key: substitute_call(call, known) for key, call in raw.calls.items()}
     return replace(raw, ops=list(ops), calls=calls, output=output)
 
@@ -203,18 +203,45 @@ def same_dtype(op: Op, values: Mapping[str, TensorMeta]) -> bool:
     return all(values[str(ref)].dtype == dtype for ref in op.operands if str(ref) in values)
 
 
-def move_buffer_updates(ops: Sequence[Op]) -> list[Op]:
-    """Export writes buffers at the very end: put each write after its value and the last reader."""
-    result = [op for op in ops if not is_late_update(op)]
-    for update in filter(is_late_update, ops):
+def move_buffer_updates(raw: Raw) -> list[Op]:
+    """What forward assigned to a buffer is written at the very end: put it after the statement that
+    assigned it, in the call of the module that owns the buffer, and after the last reader."""
+    result = [op for op in raw.ops if not is_late_update(op)]
+    for update in filter(is_late_update, raw.ops):
         buffer, value = update.args[0], update.args[1]
-        last = max(
-            i for i, op in enumerate(result) if str(value) in op.outputs or buffer in op.operands
-        )
-        owner = next(op for op in result if str(value) in op.outputs)
-        moved = replace(update, call=owner.call, statement=owner.statement, where=owner.where)
-        result.insert(last + 1, moved)
+        maker = next((op for op in result if str(value) in op.outputs), update)
+        inner = calls_within(maker.call, str(buffer).rpartition(".")[0], raw)
+        before = [
+            i
+            for i, op in enumerate(result)
+            if str(value) in op.outputs
+            or buffer in op.operands
+            or (len(inner) > 1 and inner[-2] in calls_around(op.call, raw))
+        ]
+        statement = raw.call_statements[inner[-2]] if len(inner) > 1 else maker.statement
+        moved = replace(update, call=inner[-1], statement=statement, where=maker.where)
+        result.insert(max(before, default=-1) + 1, moved)
     return result
+
+
+def is_late_update(op: Op) -> bool:
+    """Whether an op is such a writing; what the user wrote has a line."""
+    return op.target == "aten.copy_.default" and isinstance(op.args[0], State) and not op.where
+
+
+def calls_around(call: CallId, raw: Raw) -> list[CallId]:
+    """A call and those that made it, innermost first."""
+    found = [call]
+    while found[-1] in raw.parents:
+        found.append(raw.parents[found[-1]])
+    return found
+
+
+def calls_within(call: CallId, path: str, raw: Raw) -> list[CallId]:
+    """The same, up to a call of the module at `path`; the call alone if that did not make it."""
+    found = calls_around(call, raw)
+    end = next((i for i, (owner, _) in enumerate(found) if owner == path), 0)
+    return found[: end + 1]
 
 
 def drop_dead(ops: Sequence[Op], output: Arg) -> list[Op]:

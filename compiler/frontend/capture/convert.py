@@ -2,7 +2,7 @@
 only torch's bookkeeping needs."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -70,7 +70,7 @@ class Converter:
             )
             for call, noted in self.traced.calls.items()
         }  # fmt: skip
-        self.assignments(specs)
+        self.refuse_assignments()
         self.raw.call_statements, self.raw.parents, self.raw.statements = (
             self.places.call_statements, self.places.parents, self.places.statements,
         )  # fmt: skip
@@ -88,20 +88,12 @@ class Converter:
         if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
             self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]
 
-    def assignments(self, specs: Mapping[str, InputSpec]) -> None:
-        """Buffers that forward assigns are written at the end; torch forgets those never read."""
-        written = {op.args[0] for op in self.raw.ops if is_late_update(op)}
-        buffers = {
-            str(s.target).removeprefix("model.")
-            for s in specs.values()
-            if s.kind == InputKind.BUFFER
-        }
+    def refuse_assignments(self) -> None:
+        """Raises CaptureError where forward assigns a tensor that it reads and that is no buffer."""
         for fqn, name in self.traced.assigned.items():
-            value = self.names.get(name)
-            if fqn in buffers and value is not None and State(fqn) not in written:
-                self.raw.ops.append(update(fqn, value))
-            elif fqn in self.raw.states and fqn not in buffers:
-                where = (op.where for op in self.raw.ops if str(value) in op.outputs)
+            if fqn in self.raw.states:
+                value = str(self.names.get(name))
+                where = (op.where for op in self.raw.ops if value in op.outputs)
                 raise CaptureError(
                     f"forward assigns {fqn}, which it also reads, and which is no buffer",
                     location(next(where, "")),
@@ -265,20 +257,6 @@ class Converter:
         if write:
             found += [str(self.nodes[n]) for n in running_statistics(node)]
         return tuple(found)
-
-
-def update(fqn: str, value: Arg) -> Op:
-    """A buffer's new value, written at the end."""
-    return Op(
-        name=f"update_{fqn}".replace(".", "_"), target="aten.copy_.default",
-        args=(State(fqn), value), kwargs=(), arg_names=("self", "src"), outputs=("",),
-        call=("", 0), mutates=(fqn,), spelling="method", grad=False,
-    )  # fmt: skip
-
-
-def is_late_update(op: Op) -> bool:
-    """Whether an op is such a writing; what the user wrote has a line."""
-    return op.target == "aten.copy_.default" and isinstance(op.args[0], State) and not op.where
 
 
 def is_dynamic(value: object) -> bool:

@@ -10,7 +10,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
-from .build import Built
+from .build import Built, state_tensors
 from .private import is_data_dependent, node_name, on_autograd_function, on_checkpoint
 from .training import Training
 from .user import call_site, users_errors, users_line
@@ -43,7 +43,7 @@ class Traced:
     program: torch.export.ExportedProgram
     calls: Mapping[CallId, RawCall]
     assigned: Mapping[str, str]
-    """Buffer or plain tensor that forward assigns -> the traced node that it becomes."""
+    """Plain tensor that forward assigns -> the traced node that it becomes."""
 
 
 def export(
@@ -119,22 +119,22 @@ def note_calls(model: nn.Module, calls: dict[CallId, RawCall]) -> Iterator[None]
 
 @contextmanager
 def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[None]:
-    """Note which buffers and plain tensors forward assigns, and what."""
-    held: dict[str, object] = {}
-
-    def tensors() -> Iterator[tuple[str, object]]:
-        for path, module in model.named_modules():
-            for name, value in (*module._buffers.items(), *vars(module).items()):
-                if isinstance(value, torch.Tensor):
-                    yield f"{path}.{name}" if path else name, value
+    """Write what forward assigns to a buffer into the buffer, at the end: torch would forget it.
+    Note which plain tensors it assigns, and what."""
+    held: dict[str, torch.Tensor] = {}
 
     def before(*_: object) -> None:
-        held.update(tensors())
+        held.update(state_tensors(model))
 
     def after(*_: object) -> None:
-        for name, value in tensors():
-            node = node_name(value)  # type: ignore[arg-type]
-            if name in held and value is not held[name] and node:
+        buffers = dict(model.named_buffers())
+        for name, value in state_tensors(model):
+            if name not in held or value is held[name]:
+                continue
+            if name in buffers:
+                with torch.no_grad() if value.requires_grad else nullcontext():
+                    held[name].copy_(value)
+            elif node := node_name(value):
                 assigned[name] = node
 
     handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))

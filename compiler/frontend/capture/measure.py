@@ -104,8 +104,8 @@ def run(
                 counts.flops.append(
                     counter.flops or flops_by_hand(op, values, parameters, canonical, batch)
                 )
-        counts.gradients = {
-            name: bool(getattr(value, "requires_grad", False)) for name, value in found.items()
+        counts.gradients = {  # a view made under no_grad claims a gradient, and leads nowhere
+            name: getattr(value, "grad_fn", None) is not None for name, value in found.items()
         }
     return counts
 
