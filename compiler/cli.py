@@ -193,7 +193,9 @@ def compile_(
     spec = load(spec_file)
     folder = output or Path("generated") / spec.name
     made = pipeline.compile(spec, folder, tell)
-    write(made, folder)
+    kept = write(made, folder)
+    if kept:
+        typer.echo(f"note: what runs of the older scripts wrote is in {kept}", err=True)
     if as_json:
         print_json({"ok": True, "folder": folder, "files": [file.path for file in made]})
     else:

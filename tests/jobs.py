@@ -9,6 +9,9 @@ from ruamel.yaml import YAML
 
 from ppc.frontend.load import load
 from ppc.ir.spec import Spec
+from ppc.run.compare import Comparison
+from ppc.run.launch import ForkServer
+from ppc.run.verify import verify
 
 SPECS = Path(__file__).parents[1] / "specs"
 
@@ -37,6 +40,8 @@ def make_spec(folder: Path, code: str = linear, **sections) -> Spec:
     }
     for name, section in sections.items():
         tree[name] = section if name == "data" else {**tree[name], **section}
+    if "epochs" in tree["train"]:
+        del tree["train"]["steps"]
     path = folder / "job.yaml"
     path.write_text(json.dumps(tree))
     return load(path)
@@ -54,3 +59,25 @@ def vary(folder: Path, name: str, args: Mapping[str, object] | None = None, **se
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(tree))
     return load(path)
+
+
+def prove(
+    spec: Spec, server: ForkServer | None, *, steps: int | None = None, exact: bool = True
+) -> Comparison:
+    """The scripts of a spec do what the user's model does in one process."""
+    found = verify(spec.path, steps=steps, exact=exact, timeout_s=60, fork_server=server)
+    assert found.ok, str(found)
+    return found
+
+
+def plant(script: Path, right: str, wrong: str) -> None:
+    """A fault in an emitted script."""
+    text = script.read_text()
+    assert right in text, f"{right!r} is no longer in {script.name}"
+    script.write_text(text.replace(right, wrong))
+
+
+def failed(comparison: Comparison) -> set[tuple[str, int | None]]:
+    """Kind and step of what is not equal, if anything is."""
+    assert not comparison.ok
+    return {(row.kind, row.step) for row in comparison.rows if not row.ok}

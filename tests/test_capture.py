@@ -85,13 +85,13 @@ def test_results_in_nests(tmp_path):
     inner = f"""{linear}
     def forward(self, x):
         h = self.inner(x)
-        return h, (h.sin(), None), {{"c": h.cos(), "k": 3}}
+        return h, (h.sin(), None), {{"c": h.cos(), "k": 3, "opaque": object()}}
 """
     forward = "h, (s, _), named = self.m(self.a(x))\nreturn self.b(h + s + named['c'])"
     graph = graph_of(tmp_path, net(forward, "self.m = Twice()", before=inner))
     first, (sine, nothing), named = graph.calls["m", 0].output
     assert [first, sine, nothing] == [Ref("linear_1"), Ref("sin"), None]
-    assert named == Items((("c", Ref("cos")), ("k", 3)))
+    assert named == Items((("c", Ref("cos")), ("k", 3), ("opaque", None)))
 
 
 def test_a_data_class(tmp_path):

@@ -67,15 +67,23 @@ assigned = st.builds(
     st.sampled_from(["x = ", "q, k, v = ", "self.model.layers = ", "(x,) = ", 'facts["a = b"] = ']),
     rights,
 )
+tuples = st.lists(names, min_size=2, max_size=7).map(", ".join)
+taken_apart = st.tuples(tuples, calls(atoms) | tuples).map(" = ".join)
+nested = st.tuples(names, tuples, calls(atoms)).map(lambda p: f"{p[0]}, ({p[1]}) = {p[2]}")
+functions = tuples.map(lambda text: f"def forward(self, {text}):")
 returned = rights.map(lambda right: f"return {right}")
 branches = st.tuples(names, literals(texts)).map(lambda p: f"if {p[0]} in {p[1]}:")
 loops = st.tuples(names, literals(names)).map(lambda p: f"for {p[0]} in {p[1]}:")
-statements = st.tuples(assigned | returned | branches | loops, st.sampled_from([4, 8, 12]))
+kinds = assigned | returned | branches | loops | taken_apart | nested | functions
+statements = st.tuples(kinds, st.sampled_from([4, 8, 12])).map(
+    lambda p: (p[0], 4 if p[0].startswith("def ") else p[1])
+)
 
 
 def module(text: str, indent: int) -> str:
     """Wrapped lines in as many blocks as the indent says, as a file."""
-    heads = ["def f():", "    if x:", "        if y:"][: indent // 4]
+    head = "class A:" if text.startswith("def ") else "def f():"
+    heads = [head, "    if x:", "        if y:"][: indent // 4]
     body = [f"{' ' * (indent + 4)}pass"] if text.endswith(":") else []
     return "\n".join([*heads, *wrap(text, indent), *body])
 
@@ -89,15 +97,16 @@ one_by_one = [phase for phase in Phase if phase is not Phase.shrink]  # ruff wou
 def test_wrapped_statements_are_formatted(found):
     text = "\n\n\n".join(module(*statement) for statement in found) + "\n"
     expected = format_text(text)
-    functions = zip(text.split("def f"), expected.split("def f"), strict=True)
-    assert text == expected, next((before, after) for before, after in functions if before != after)
+    blocks = zip(text.split("\n\n\n"), expected.split("\n\n\n"), strict=False)
+    assert text == expected, next((before, after) for before, after in blocks if before != after)
 
 
 @quick
 @given(statements)
 def test_wrapping_changes_no_meaning(statement):
     text, _ = statement
-    one_line = f"def f():\n  {text}" + " pass" * text.endswith(":")
+    head = "class A:" if text.startswith("def ") else "def f():"
+    one_line = f"{head}\n  {text}" + " pass" * text.endswith(":")
     assert ast.dump(ast.parse(module(text, 4))) == ast.dump(ast.parse(one_line))
 
 

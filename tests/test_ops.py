@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 fields = {
     "x": {"shape": [4, 6]},
     "y": {"shape": [4, 6]},
-    "i": {"shape": [4], "dtype": "int64", "low": 0, "high": 4},
+    "n": {"shape": [4], "dtype": "int64", "low": 0, "high": 4},
 }
 case = """
 class Case{number}(nn.Module):
@@ -24,7 +24,7 @@ class Case{number}(nn.Module):
         super().__init__()
         self.w, self.m = nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6, 6))
 
-    def forward(self, x, y, i):
+    def forward(self, x, y, n):
         batch = x.shape[0]
         return {text}
 """
@@ -35,11 +35,11 @@ class Net(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
         self.cases = nn.ModuleList([{cases}])
 
-    def forward(self, x, y, i):
+    def forward(self, x, y, n):
         x = x * self.scale
         total = x.sum()
         for case in self.cases:
-            found = case(x, y, i)
+            found = case(x, y, n)
             for tensor in found if isinstance(found, (tuple, list)) else [found]:
                 total = total + tensor.double().abs().sum()
         return total
@@ -81,8 +81,8 @@ x[..., 2]
 x[:, ::2]
 x[:, -1]
 x[..., :-1]
-x[:, i[0]]
-x[:, :, i[0]]
+x[:, n[0]]
+x[:, :, n[0]]
 x.abs()
 x.exp()
 x.log1p()
@@ -147,10 +147,10 @@ x.to(torch.float64)
 x.type_as(y)
 x.masked_fill(x > 0, 0.0)
 x.masked_fill(x > 0, float("-inf")).exp()
-x.gather(1, i.unsqueeze(-1))
-x.scatter(1, i.unsqueeze(-1), 1.0)
-x.scatter_add(1, i.unsqueeze(-1), y)
-x.index_add(1, i[0], y)
+x.gather(1, n.unsqueeze(-1))
+x.scatter(1, n.unsqueeze(-1), 1.0)
+x.scatter_add(1, n.unsqueeze(-1), y)
+x.index_add(1, n[0], y)
 x.lerp(y, 0.5)
 x.new_zeros(4, 6)
 x.detach()
@@ -207,9 +207,9 @@ F.rms_norm(x, (6,), self.w)
 F.group_norm(x, 2)
 F.instance_norm(x)
 F.batch_norm(x, None, None, training=self.training)
-F.embedding(i, self.m)
-F.embedding(i, self.m, padding_idx=0)
-F.one_hot(i, 4)
+F.embedding(n, self.m)
+F.embedding(n, self.m, padding_idx=0)
+F.one_hot(n, 4)
 F.conv1d(x, x.new_ones(3, 4, 2))
 F.conv1d(x, x.new_ones(3, 4, 3), padding=1)
 F.conv1d(x, x.new_ones(3, 4, 3), padding="same")
@@ -242,10 +242,10 @@ F.scaled_dot_product_attention(x, y, y)
 F.scaled_dot_product_attention(x, y, y, is_causal=True)
 F.scaled_dot_product_attention(x, y, y, attn_mask=x @ y.mT, scale=0.5)
 F.scaled_dot_product_attention(x, y, y, dropout_p=0.1 if self.training else 0.0)
-F.cross_entropy(x.view(-1, 6), i.view(-1))
-F.cross_entropy(x.view(-1, 6), i.view(-1), ignore_index=0)
-F.cross_entropy(x.view(-1, 6), i.view(-1), reduction="sum", label_smoothing=0.1)
-F.nll_loss(x.view(-1, 6), i.view(-1))
+F.cross_entropy(x.view(-1, 6), n.view(-1))
+F.cross_entropy(x.view(-1, 6), n.view(-1), ignore_index=0)
+F.cross_entropy(x.view(-1, 6), n.view(-1), reduction="sum", label_smoothing=0.1)
+F.nll_loss(x.view(-1, 6), n.view(-1))
 F.mse_loss(x, y)
 F.mse_loss(x, y, reduction="none")
 F.smooth_l1_loss(x, y, beta=0.5)
@@ -261,7 +261,7 @@ F.triplet_margin_loss(x, y, x + y, margin=0.5, swap=True, reduction="none")
 F.hinge_embedding_loss(x, y)
 F.margin_ranking_loss(x, y, y)
 F.margin_ranking_loss(x, y, y, margin=0.5, reduction="sum")
-F.multi_margin_loss(x[:, 0], i[:, 0])
+F.multi_margin_loss(x[:, 0], n[:, 0])
 F.poisson_nll_loss(x, y)
 F.soft_margin_loss(x, y)
 """.strip().splitlines()
@@ -302,8 +302,8 @@ rewritten = {
     "F.batch_norm(x, None, None, training=True, momentum=0.2)": (
         "F.batch_norm(x, None, None, training=self.training, momentum=0.2)"
     ),
-    "torch.embedding_bag(self.m, i.view(-1), torch.arange(batch))[0]": (
-        'F.embedding_bag(i.view(-1), self.m, torch.arange(batch, device=device), mode="sum")'
+    "torch.embedding_bag(self.m, n.view(-1), torch.arange(batch))[0]": (
+        'F.embedding_bag(n.view(-1), self.m, torch.arange(batch, device=device), mode="sum")'
     ),
 }
 
@@ -392,7 +392,7 @@ def test_each_computes_the_same(emitted, group):
     values = {
         "x": torch.rand(8, 4, 6, generator=generator),
         "y": torch.rand(8, 4, 6, generator=generator),
-        "i": torch.randint(0, 4, (8, 4), generator=generator),
+        "n": torch.randint(0, 4, (8, 4), generator=generator),
     }
     for text, one, other in zip(group, model.cases, stage.cases, strict=True):
         wanted = inspect.signature(other.forward).parameters

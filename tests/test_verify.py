@@ -1,12 +1,14 @@
-"""Scripts that are right are found equal to the user's model; a fault planted in them is found."""
+"""Scripts that are right are found equal to the user's model, whatever they are verified from.
+
+Faults in training are in test_faults.py.
+"""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from jobs import make_spec
+from jobs import failed, make_spec, plant
 
 from ppc import pipeline
 from ppc.emit.write import write
@@ -70,17 +72,6 @@ def compiled(tmp_path):
     return folder
 
 
-def plant(script: Path, right: str, wrong: str) -> None:
-    text = script.read_text()
-    assert right in text, f"{right!r} is no longer in {script.name}"
-    script.write_text(text.replace(right, wrong))
-
-
-def failed(comparison):
-    assert not comparison.ok
-    return {(row.kind, row.step) for row in comparison.rows if not row.ok}
-
-
 def test_scripts_of_a_spec_in_float32_and_float64(tmp_path, fork_server):
     spec = tied_spec(tmp_path, steps=20)
     for exact in (False, True):
@@ -114,47 +105,6 @@ def test_a_folder_runs_as_it_is_and_only_as_far_as_asked(compiled, fork_server):
 def test_under_torchrun(compiled):
     assert verify(compiled, steps=2).ok
     assert verify(compiled).ok
-
-
-def test_a_gradient_scaled_in_one_stage(compiled, fork_server):
-    plant(compiled / "rank1.py", "gradients_to_0.send(mb, ", "gradients_to_0.send(mb, 1.01 * ")
-    found = failed(verify(compiled, steps=2, fork_server=fork_server))
-    assert ("gradient", 0) in found
-    assert not found & {("loss", 0), ("initial", None)}
-
-
-def test_a_tied_gradient_that_is_not_summed(compiled, fork_server):
-    for rank in range(2):
-        script = compiled / f"rank{rank}.py"
-        (line,) = [
-            line
-            for line in script.read_text().splitlines()
-            if "all_reduce" in line and "grad" in line
-        ]
-        plant(script, line, line.partition("dist.")[0] + "pass")
-    assert ("gradient", 0) in failed(verify(compiled, steps=1, fork_server=fork_server))
-
-
-def test_a_gradient_that_is_not_clipped(compiled, fork_server):
-    for rank in range(2):
-        plant(compiled / f"rank{rank}.py", "MAX_NORM, ", "9.0, ")
-    assert failed(verify(compiled, steps=1, fork_server=fork_server)) == {("gradient", 0)}
-
-
-def test_another_learning_rate_from_the_second_step_on(compiled, fork_server):
-    plant(compiled / "rank0.py", "lr_at(step)\n", "lr_at(max(step, 1))\n")
-    assert ("parameter", 0) in failed(verify(compiled, steps=1, fork_server=fork_server))
-
-
-def test_another_dropout_mask(compiled, fork_server):
-    plant(compiled / "rank0.py", 'seed_layer(key, "drop")', 'seed_layer(key, "x")')
-    found = failed(verify(compiled, steps=1, fork_server=fork_server))
-    assert ("loss", 0) in found
-
-
-def test_other_first_weights(compiled, fork_server):
-    plant(compiled / "rank1.py", "SEED} {name}", "SEED}  {name}")
-    assert ("initial", None) in failed(verify(compiled, steps=1, fork_server=fork_server))
 
 
 def test_weights_that_are_saved_under_another_name_or_changed(compiled, fork_server):

@@ -6,10 +6,11 @@ original numbers, so that every parameter has its name in the whole model.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from keyword import iskeyword
 
 from ..ir.graph import Constructor, Graph, Module, TensorMeta
 from .arguments import spell_arg
-from .expression import Expr, call
+from .expression import Expr, call, quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ class Attributes:
             if kind == "list" or (inside and part.isdigit()):
                 text += f"[{part}]"
             elif kind == "dict":
-                text += f'["{part}"]'
-            elif part.isidentifier():
+                text += f"[{quote(part)}]"
+            elif part.isidentifier() and not iskeyword(part):
                 text += f".{part}"
             else:  # a module list that is called, say
-                text = f'getattr({text}, "{part}")'
+                text = f"getattr({text}, {quote(part)})"
             done = f"{done}.{part}" if done else part
         return text
 
@@ -86,7 +87,7 @@ class Attributes:
                 yield from self.container(inner)
             elif holding.buffer:
                 flag = "" if holding.persistent else ", persistent=False"
-                yield f'{target}.register_buffer("{key}", {holding.expr.text}{flag})'
+                yield f"{target}.register_buffer({quote(key)}, {holding.expr.text}{flag})"
             else:
                 kind = "parameter" if holding.parameter else "module"
                 yield self.assign(inner, kind, holding.expr.text)
@@ -97,7 +98,8 @@ class Attributes:
         access = self.access(path)
         if not access.startswith("getattr("):
             return f"{access} = {text}"
-        return f'{self.access(owner) if owner else "self"}.register_{kind}("{key}", {text})'
+        target = self.access(owner) if owner else "self"
+        return f"{target}.register_{kind}({quote(key)}, {text})"
 
     def container(self, path: str) -> Iterator[str]:
         """A container with what it has here; equal elements in one comprehension."""
@@ -117,7 +119,8 @@ class Attributes:
         elif kind == "list":
             yield self.assign(path, "module", f"nn.ModuleList([{', '.join(map(str, texts))}])")
         else:
-            entries = ", ".join(f'"{key}": {text}' for key, text in zip(keys, texts, strict=True))
+            named = zip(map(quote, keys), texts, strict=True)
+            entries = ", ".join(f"{key}: {text}" for key, text in named)
             yield self.assign(path, "module", f"nn.ModuleDict({{{entries}}})")
 
 
@@ -128,7 +131,7 @@ def comprehension(keys: list[str], text: str, kind: str) -> str:
     numbers = [int(key) for key in keys if key.isdigit()]
     if len(numbers) == len(keys) and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"nn.ModuleDict({{str(i): {text} for i in range({numbers[0]}, {numbers[-1] + 1})}})"
-    listed = ", ".join(f'"{key}"' for key in keys)
+    listed = ", ".join(map(quote, keys))
     return f"nn.ModuleDict({{name: {text} for name in ({listed})}})"
 
 

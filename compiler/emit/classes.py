@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from .body import Line
 from .expression import Expr, call, marked, number, plain
+from .scope import clean
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +76,21 @@ def unify(drafts: Sequence[Draft], taken: Iterable[str]) -> tuple[list[Class], d
 
 
 def parse(text: str) -> int | float:
+    if text.startswith("float("):  # inf, which has no literal
+        return float(text.removeprefix('float("').removesuffix('")'))
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def free_name(draft: Draft, taken: set[str]) -> str:
     """The user's class name; with the attribute's name where it means two things here."""
-    if draft.cls not in taken:
-        return draft.cls
+    cls = clean(draft.cls)
+    if cls not in taken:
+        return cls
     role = next((part for part in reversed(draft.path.split(".")) if not part.isdigit()), "")
-    name = draft.cls + "".join(word.capitalize() for word in role.split("_"))
+    name = clean(cls + "".join(word.capitalize() for word in role.split("_")))
     count = 2
     while name in taken:
-        name, count = f"{draft.cls}{count}", count + 1
+        name, count = f"{cls}{count}", count + 1
     return name
 
 

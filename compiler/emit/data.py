@@ -4,7 +4,7 @@ Every rank draws the same order of samples and reads only the fields that its st
 is sent. Readers need torch alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +12,7 @@ from ..ir.graph import TensorMeta
 from ..ir.plan import Plan
 from ..ir.spec import Arrays, Data, Dataset, Factory, Random, RandomField, Spec, Text, Value
 from ..ir.unit import Unit
-from .expression import quote
+from .expression import number, plain, quote
 from .layout import wrap
 from .scope import clean_outside
 
@@ -109,10 +109,8 @@ def count_lines(spec: Spec, *, drop: bool) -> tuple[str, ...]:
         per_epoch = "(SAMPLES // GLOBAL_BATCH)" if drop else "-(-SAMPLES // GLOBAL_BATCH)"
         lines.append(f"STEPS = EPOCHS * {per_epoch}")
     if drop:
-        lines.append("if SAMPLES < GLOBAL_BATCH:")
         lines.append(
-            '    raise SystemExit(f"{SAMPLES} samples are fewer than '
-            'a global batch of {GLOBAL_BATCH}")'
+            'assert SAMPLES >= GLOBAL_BATCH, f"{SAMPLES} samples make no batch of {GLOBAL_BATCH}"'
         )
     return tuple(lines)
 
@@ -136,11 +134,13 @@ def batch_lines(parts: Parts, fields: Sequence[str], plan: Plan) -> tuple[str, .
 
 def view_text(data: Text, unit: Unit, paths: Sequence[str]) -> Parts:
     size = data.sequence
+    root = "" if all(map(is_absolute, paths)) else "root_dir=FOLDER, "
     if len(paths) == 1:
-        find = [f"files = sorted(glob.glob({place(paths[0])}, recursive=True))"]
+        find = [*wrap(f"files = sorted(glob.glob({place(paths[0])}, {root}recursive=True))", 0)]
     else:
-        find = [f"patterns = [{', '.join(map(place, paths))}]"]
-        find.append("files = [f for p in patterns for f in sorted(glob.glob(p, recursive=True))]")
+        find = [*wrap(f"patterns = [{', '.join(map(place, paths))}]", 0)]
+        find.append(f"found = (sorted(glob.glob(p, {root}recursive=True)) for p in patterns)")
+        find.append("files = [file for files in found for file in files]")
     read = [f"windows = samples[:, None] * {size} + torch.arange({size})  # bytes of each sample"]
     read += [
         f"{clean_outside(i.name)} = text[windows{' + 1' if i.field == 'labels' else ''}].long()"
@@ -148,10 +148,11 @@ def view_text(data: Text, unit: Unit, paths: Sequence[str]) -> Parts:
     ]
     text = "text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)"
     count = f"SAMPLES = (len(text) - 1) // {size}"
+    file = "(FOLDER / file)" if root else "Path(file)"
     return Parts(
         reader=(
             *find,
-            'raw = b"".join(Path(file).read_bytes() for file in files if os.path.isfile(file))',
+            f'raw = b"".join({file}.read_bytes() for file in files if {file}.is_file())',
             f"{text}  # a token a byte",
             f"{count}  # sample i: {size} tokens from byte {size} * i on",
             "",
@@ -203,13 +204,14 @@ def draw_lines(name: str, field: str, form: RandomField) -> list[str]:
 def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
     fields = [i.field for i in unit.inputs]
     if isinstance(data.files, str):
-        start = [f"arrays = read_safetensors(FOLDER / {quote(paths[0])})"]
+        start = [*wrap(f"arrays = read_safetensors(FOLDER / {quote(paths[0])})", 0)]
         first = f"arrays[{quote(fields[0])}]" if fields else "next(iter(arrays.values()))"
     else:
         files = dict(zip(data.files, paths, strict=True))
         used = fields or list(files)[:1]  # without a field, just to count the samples
         start = ["arrays = {}"]
-        start += [f"arrays[{quote(f)}] = read_npy(FOLDER / {quote(files[f])})" for f in used]
+        for field in used:
+            start += wrap(f"arrays[{quote(field)}] = read_npy(FOLDER / {quote(files[field])})", 0)
         first = f"arrays[{quote(used[0])}]"
     read = []
     for i in unit.inputs:
@@ -238,11 +240,11 @@ def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
         stacked = f"torch.stack([torch.as_tensor({row}) for row in rows])"
         read.append(f"{clean_outside(i.name)} = {stacked}.to({dtype_text(i.meta)})")
     return Parts(
-        reader=(f"dataset = {name}({arguments})", "SAMPLES = len(dataset)", "", ""),
+        reader=(*wrap(f"dataset = make_dataset({arguments})", 0), "SAMPLES = len(dataset)", "", ""),
         start=(),
         read=tuple(read),
         fact="SAMPLES",
-        modules=(f"from {module} import {name.partition('.')[0]}",),
+        modules=(f"from {module} import {name} as make_dataset",),
         constants=(),
         described=f"{data.source}, a Dataset",
     )
@@ -255,8 +257,13 @@ def dtype_text(meta: TensorMeta) -> str:
 def place(path: str) -> str:
     """A glob, with `{stdlib}` found when the script runs; others are relative to the script."""
     if path.startswith("{stdlib}"):
-        return f'sysconfig.get_path("stdlib") + {quote(path.removeprefix("{stdlib}"))}'
-    return quote(path) if path.startswith("/") else f"str(FOLDER / {quote(path)})"
+        rest = quote(path.removeprefix("{stdlib}"))
+        return f'glob.escape(sysconfig.get_path("stdlib")) + {rest}'
+    return quote(path)
+
+
+def is_absolute(path: str) -> bool:
+    return path.startswith(("{stdlib}", "/"))
 
 
 def spell_value(value: Value) -> str:
@@ -265,10 +272,12 @@ def spell_value(value: Value) -> str:
         raise TypeError("a dataset's argument cannot be a factory")
     if isinstance(value, tuple):
         return f"[{', '.join(map(spell_value, value))}]"
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return (
             "{"
             + ", ".join(f"{quote(key)}: {spell_value(item)}" for key, item in value.items())
             + "}"
         )
-    return quote(value) if isinstance(value, str) else repr(value)
+    if value is None or isinstance(value, bool):
+        return repr(value)
+    return quote(value) if isinstance(value, str) else plain(number(value).text)

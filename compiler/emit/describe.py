@@ -69,7 +69,7 @@ def sentences(job: Job, program: Program, unit: Unit, data: DataView | None) -> 
     if data and unit.inputs:
         fields = " and ".join(i.field for i in unit.inputs)
         yield f"Data: {data.described}; this stage reads {fields}."
-    yield "Weights: each rank draws its part of the model's own initialisation; saved at the end to"
+    yield "Weights: this part of the model's own initialisation, drawn here; saved to"
     yield f"weights-rank{program.rank}.pt."
     if unit.outputs:
         yield "This rank has the loss: it prints a line a step and appends it to metrics.jsonl."

@@ -39,6 +39,8 @@ class Function:
     loops: tuple[Loop, ...]
     given_batch: bool = False
     """Whether the number of samples is an argument of its own."""
+    without_grad: bool = False
+    """Whether it runs under torch.no_grad() as a whole: its caller says so."""
 
 
 class FunctionWriter:
@@ -77,10 +79,14 @@ class FunctionWriter:
 
     def lines(self) -> list[Line]:
         """The body."""
-        looped = {id(item): loop for loop in self.function.loops for item in loop.items}
         lines: list[Line] = []
-        for loop, run in groupby(self.function.items, key=lambda item: looped.get(id(item))):
-            lines += self.loop(loop) if loop else self.statements(list(run))
+        for grad, run in groupby(self.function.items, key=lambda item: item.grad):
+            found = list(self.run(list(run)))
+            if grad or self.function.without_grad:
+                lines += found
+            else:
+                lines.append(Line("with torch.no_grad():"))
+                lines += [replace(line, indent=line.indent + 4) for line in found]
         lines = self.returned(lines)
         if not self.function.given_batch and self.calls.tree.reads_batch(self.function.items):
             lines.insert(0, Line(f"batch = {self.batch()}"))
@@ -98,13 +104,16 @@ class FunctionWriter:
     def index(self, value: str) -> int:
         return [v for _, v in self.function.arguments].index(value)
 
-    def statements(self, items: Sequence[Item]) -> Iterator[Line]:
-        """Items statement by statement; those without gradients under torch.no_grad()."""
-        for grad, run in groupby(items, key=lambda item: item.grad):
-            lines = [line for group in statements(list(run)) for line in self.statement(group)]
-            if not grad:
-                yield Line("with torch.no_grad():")
-            yield from (replace(line, indent=line.indent + (0 if grad else 4)) for line in lines)
+    def run(self, items: Sequence[Item]) -> Iterator[Line]:
+        """Items statement by statement, and loops."""
+        looped = {id(item): loop for loop in self.function.loops for item in loop.items}
+        for loop, run in groupby(items, key=lambda item: looped.get(id(item))):
+            if loop:
+                yield from self.loop(loop)
+            else:
+                yield from (
+                    line for group in statements(list(run)) for line in self.statement(group)
+                )
 
     def statement(self, group: Sequence[Item]) -> Iterator[Line]:
         inside = Counter(value for item in group for value in item.reads)

@@ -17,7 +17,20 @@ def name_values(graph: Graph) -> dict[str, str]:
     names |= name_inside(graph)
     for call in reversed(list(graph.calls.values())):  # inner calls before those around them
         names |= assigned(graph.statements.get(call.statement), elements(call.output))
-    return names | dict(graph.names)
+    return names_in_sequence(graph, names) | names | dict(graph.names)
+
+
+def names_in_sequence(graph: Graph, names: Mapping[str, str]) -> dict[str, str]:
+    """What goes through an nn.Sequential keeps the name with which it came, as in a loop."""
+    found = {i.name: i.name for i in graph.inputs} | dict(names)
+    for call in sorted(graph.calls.values(), key=lambda call: call.path.count(".")):  # outer first
+        around = graph.calls.get(call.parent) if call.parent else None
+        if around is None or not graph.modules[around.path].sequential:
+            continue
+        given = elements(tuple(value for _, value in around.arguments))[0]
+        if isinstance(call.output, Ref) and given in found:
+            found.setdefault(call.output.name, found[given])
+    return found
 
 
 def name_inside(graph: Graph) -> dict[str, str]:

@@ -60,19 +60,28 @@ def wrap(text: str, indent: int) -> Iterator[str]:
     if indent + len(text) <= width:
         yield " " * indent + text
         return
-    colon = ":" if text.endswith(":") else ""
     found = target.match(text)
     before = found[0] if found else ""
-    right = text.removeprefix(before).removesuffix(":")
+    names = before.removesuffix(" = ")
+    if len(names) < len(before) and indent + len(before) >= width and "," in outline(names):
+        *lines, before = opened(f"({names})", 0, 0, "", " = ")  # a tuple that is too long itself
+        yield from (" " * indent + line for line in lines)
+    colon = ":" if text.endswith(":") else ""
+    right = text[found.end() if found else 0 :].removesuffix(":")
+    if len(split_top(right)) > 1:  # a tuple without brackets
+        yield from opened(f"({right})", 0, indent, before, "")
+        return
     opening = last_bracket(right)
     opens = 0 <= opening < width - indent - len(before)
     count = len(terms(right))
-    if opens and count < 3:
+    if indent + len(before + right + colon) <= width:
+        yield " " * indent + before + right + colon
+    elif opens and count < 3:
         yield from opened(right, opening, indent, before, colon)
-    elif count > 1 or indent + 4 + len(right) <= width:
+    elif count > 1 or opening >= 0 or indent + 4 + len(right) <= width:
         yield from opened(f"({right})", 0, indent, before, colon)
     else:
-        yield " " * indent + text
+        yield " " * indent + before + right + colon
 
 
 def expression(text: str, indent: int, before: str = "", after: str = "") -> Iterator[str]:
@@ -97,8 +106,9 @@ def opened(text: str, opening: int, indent: int, before: str, after: str) -> Ite
 
 
 def is_literal(before: str) -> bool:
-    """Whether brackets after a text are a list, tuple, set or dict, not a call's or an index's."""
-    return not re.search(r"[\w\)\]\}\"']$", before)
+    """Whether brackets after a text are a list, tuple, set or dict (or a def's), not a call's or an
+    index's."""
+    return before.startswith("def ") or not re.search(r"[\w\)\]\}\"']$", before)
 
 
 def inside(text: str, indent: int, *, literal: bool) -> Iterator[str]:

@@ -13,9 +13,10 @@ from .attributes import Attributes, Holding, construct, empty_tensor
 from .body import Line
 from .calls import Calls, signature
 from .classes import Class, Draft, unify, whole
-from .expression import Expr, call
+from .expression import Expr, call, quote
 from .function import Function, FunctionWriter
 from .loops import LoopFinder
+from .scope import script
 from .tree import Item, Tree, is_leaf, make_tree
 
 
@@ -59,7 +60,7 @@ class Lifter:
 
     def __post_init__(self) -> None:
         self.tree = make_tree(self.graph, self.unit, self.hints)
-        self.seeds = {op: f'seed_layer(key, "{path}")' for op, path in self.unit.seeds}
+        self.seeds = {op: f"seed_layer(key, {quote(path)})" for op, path in self.unit.seeds}
         self.chains = frozenset(key[0] for key in self.tree.whole if self.is_chain(key))
 
     def lift(self) -> Lifted:
@@ -68,9 +69,7 @@ class Lifter:
         for height in range(1, max(heights.values(), default=0) + 1):
             paths = [path for path, value in heights.items() if value == height]
             drafts = [self.draft(path) for path in paths]
-            made, instances = unify(
-                drafts, {c.name for c in classes} | {"Stage", "Inbox", "Outbox"}
-            )
+            made, instances = unify(drafts, script.union(c.name for c in classes))
             classes += made
             self.instances |= instances
         sends = tuple(dict.fromkeys(t.value for t in self.unit.sends))
@@ -156,8 +155,9 @@ class Lifter:
             form.arguments,
             tuple(items),
             form.results,
-            LoopFinder(self.tree, attributes, path, {}).find(items),
+            LoopFinder(self.tree, attributes, path, {}).find(items, form.results),
             given_batch=form.batch,
+            without_grad=not item.grad,
         )
         writer = FunctionWriter(
             self.graph,
@@ -185,7 +185,7 @@ class Lifter:
             tuple(arguments),
             tuple(items),
             results,
-            LoopFinder(self.tree, attributes, "", self.seeds).find(items),
+            LoopFinder(self.tree, attributes, "", self.seeds).find(items, results),
         )
         writer = FunctionWriter(
             self.graph,

@@ -1,11 +1,13 @@
 """Finds calls of all elements of a container, each fed by the last: `for block in self.blocks:`."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import Ref
 from .attributes import Attributes
 from .calls import signature
+from .expression import quote
 from .function import Loop
 from .tree import Item, Tree, is_leaf
 
@@ -21,9 +23,11 @@ class LoopFinder:
     seeds: Mapping[str, str]
     """Op -> a statement that must run right before it."""
 
-    def find(self, items: Sequence[Item]) -> tuple[Loop, ...]:
-        """The loops among some items."""
-        found = (self.make(run) for run in self.runs(items))
+    def find(self, items: Sequence[Item], results: Sequence[str]) -> tuple[Loop, ...]:
+        """The loops among the items of a function that returns some values."""
+        readers = Counter(value for item in items for value in {*item.reads})
+        readers.update(results)
+        found = (self.make(run, readers) for run in self.runs(items))
         return tuple(loop for loop in found if loop is not None)
 
     def runs(self, items: Sequence[Item]) -> Iterator[list[Item]]:
@@ -39,7 +43,7 @@ class LoopFinder:
                 run.append(item)
         yield run
 
-    def make(self, run: Sequence[Item]) -> Loop | None:
+    def make(self, run: Sequence[Item], readers: Mapping[str, int]) -> Loop | None:
         """The loop over a run, if it goes through a whole container and passes all alike."""
         if len(run) < 2:
             return None
@@ -52,10 +56,12 @@ class LoopFinder:
             or keys != self.attributes.children[container]
         ):
             return None
-        seeds = {self.seed(item).replace(path, "*") for item, path in zip(run, paths, strict=True)}
-        if len(seeds) > 1 or not self.feeds_on(run):
+        seeds = {
+            self.seed(item).replace(quote(path), "*") for item, path in zip(run, paths, strict=True)
+        }
+        if len(seeds) > 1 or not self.feeds_on(run, readers):
             return None
-        return self.spell(tuple(run), container, seeds.pop().replace('"*"', f'f"{full}.{{i}}"'))
+        return self.spell(tuple(run), container, seeds.pop().replace("*", element_path(full)))
 
     def spell(self, run: tuple[Item, ...], container: str, seed: str) -> Loop:
         accessed, is_list = (
@@ -73,12 +79,14 @@ class LoopFinder:
     def seed(self, item: Item) -> str:
         return next((self.seeds[op.name] for op in item.ops if op.name in self.seeds), "")
 
-    def feeds_on(self, run: Sequence[Item]) -> bool:
+    def feeds_on(self, run: Sequence[Item], readers: Mapping[str, int]) -> bool:
         """Whether each call's one result is read by the next alone, and the rest passed alike."""
         first = [value for value in run[0].reads if value not in run[1].reads]
         if len(first) != 1 or any(len(item.makes) != 1 for item in run):
             return False
         carried = [*first, *(item.makes[0] for item in run)]
+        if any(readers[value] > 1 for value in carried[1:-1]) or len({i.grad for i in run}) > 1:
+            return False
         for i, item in enumerate(run):
             if {value for value in item.reads if value in carried} != {carried[i]}:
                 return False
@@ -100,3 +108,8 @@ class LoopFinder:
             (i if i < positional else name, "*" if value == Ref(carried) else value)
             for i, (name, value) in enumerate(arguments)
         )
+
+
+def element_path(container: str) -> str:
+    """The path of the element with the key `i`, as an f-string."""
+    return "f" + quote(f"{container}.").replace("{", "{{").replace("}", "}}")[:-1] + '{i}"'

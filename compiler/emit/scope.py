@@ -1,5 +1,6 @@
 """Names of values in one function: the user's own where free, never one that is still read."""
 
+import builtins
 import keyword
 import unicodedata
 from collections.abc import Mapping
@@ -30,6 +31,17 @@ outside = frozenset(
      "GLOBAL_BATCH", "STEPS")
 )  # fmt: skip
 """The same for the functions that read data and run a step."""
+script = frozenset(
+    (*dir(builtins), *outside, "Stage", "Edge", "Path", "F", "nn", "torch", "dist", "ast",
+     "collections", "datetime", "functools", "glob", "json", "math", "os", "struct", "sysconfig",
+     "time", "zlib", "RANK", "WORLD_SIZE", "HERE", "COMPILATION", "EPOCHS", "LR", "WARMUP_STEPS",
+     "FINAL", "MAX_NORM", "TIMEOUT", "FOLDER", "device", "cuda", "backend", "device_id", "groups",
+     "pairs", "edge", "fact", "facts", "ranks", "found", "begin", "norm", "gradient", "optimizer",
+     "raw", "files", "patterns", "draw", "guard", "init_weights", "get_batch", "forward", "backward",
+     "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
+     "read_safetensors", "make_dataset", "rank", "store")
+)  # fmt: skip
+"""What a script means otherwise than a class of the user's."""
 
 
 class Scope:

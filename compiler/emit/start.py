@@ -8,14 +8,15 @@ from ..ir.program import Edge, Program
 from ..ir.spec import SGD, AdamW, Spec
 from ..ir.unit import Unit
 from .data import DataView
+from .expression import quote
 from .job import Job, dtypes
 from .layout import wrap
 from .messages import is_general, message_shape, variable
 
 
-def check_lines(program: Program, data: DataView | None, *, even: bool) -> Iterator[str]:
-    """Before the first message, and before the groups, the ranks compare what they must agree on:
-    the compilation first, then what someone may have edited in it."""
+def fact_lines(data: DataView | None) -> Iterator[str]:
+    """What the ranks must agree on: the compilation first, then what someone may have edited in it.
+    Every edge adds its message."""
     facts = ['"compilation": COMPILATION', '"torch": torch.__version__']
     facts += [f'"data": {data.fact}'] if data else []
     yield (
@@ -25,20 +26,17 @@ def check_lines(program: Program, data: DataView | None, *, even: bool) -> Itera
     yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
     names = "STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"
     yield f'facts["{names}"] = {names}'
-    if program.edges:
-        samples = "MICROBATCH_SIZE" if even else "1"
-        names = ", ".join(variable(edge, program.rank) for edge in program.edges)
-        short = f"for edge in [{names}]:"
-        if len(short) > 100:
-            yield from wrap(f"edges = [{names}]", 0)
-            short = "for edge in edges:"
-        yield short
-        shown = f"edge.room({samples})"
-        if not is_general(program):
-            shown = f"[(({samples}, *edge.shape), edge.dtype)]"
-        yield f"    facts[edge.name] = str({shown})"
-    yield "dist.all_gather_object(ranks := [None] * WORLD_SIZE, facts)"
-    yield "for fact in sorted(set().union(*ranks)):"
+
+
+def check_lines() -> Iterator[str]:
+    """Compare the facts, before the groups: groups of another compilation would not be answered.
+
+    Through the store: torch's collectives of objects need numpy.
+    """
+    yield "store = dist.group.WORLD.get_group_store()"
+    yield 'store.set(f"facts {RANK}", repr(facts))'
+    yield 'ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]'
+    yield "for fact in dict.fromkeys(fact for facts in ranks for fact in facts):"
     yield "    found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}"
     yield "    if len(set(found.values())) > 1:"
     yield '        raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")'
@@ -48,8 +46,7 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     """The statements between the device and the loop."""
     distributed = job.plan.world_size > 1
     if distributed:
-        # the comparison of facts goes through gloo: through NCCL it would need every rank's GPU
-        yield 'backend, device_id = ("cpu:gloo,cuda:nccl", device) if cuda else ("gloo", None)'
+        yield 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)'
         yield "dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)"
     if data:
         yield from data.start
@@ -58,9 +55,10 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     yield from tie_lines(job.graph, unit)
     yield "init_weights(stage)"
     yield from frozen_lines(job.graph, unit)
-    yield from edge_lines(job, program)
     if distributed:
-        yield from check_lines(program, data, even=job.plan.even)
+        yield from fact_lines(data)
+        yield from edge_lines(job, program)
+        yield from check_lines()
     if program.groups:
         yield from group_lines(program)
     yield from optimizer_lines(job.spec, unit)
@@ -74,9 +72,11 @@ def tie_lines(graph: Graph, unit: Unit) -> Iterator[str]:
     for held in unit.state:
         for alias in held.aliases:
             owner, _, name = alias.rpartition(".")
-            module = f'stage.get_submodule("{owner}")' if owner else "stage"
+            module = f"stage.get_submodule({quote(owner)})" if owner else "stage"
             kind = "buffer" if graph.parameters[held.canonical].buffer else "parameter"
-            yield f'{module}.register_{kind}("{name}", stage.get_{kind}("{held.fqn}"))  # tied'
+            yield f"# {alias} is tied to {held.fqn}"
+            text = f"{module}.register_{kind}({quote(name)}, stage.get_{kind}({quote(held.fqn)}))"
+            yield from wrap(text, 0)
 
 
 def frozen_lines(graph: Graph, unit: Unit) -> Iterator[str]:
@@ -87,7 +87,7 @@ def frozen_lines(graph: Graph, unit: Unit) -> Iterator[str]:
     names = {h.fqn for h in unit.state if not graph.parameters[h.canonical].buffer}
     for path in cover(frozen, names):
         getter = "get_parameter" if path in names else "get_submodule"
-        yield f'stage.{getter}("{path}").requires_grad_(False)'
+        yield f"stage.{getter}({quote(path)}).requires_grad_(False)"
     evaluated = [path for path, module in graph.modules.items() if not module.training and path]
     here = {h.fqn.rpartition(".")[0] for h in unit.state}
     leaves = {path for path, module in graph.modules.items() if module.constructor}
@@ -95,7 +95,7 @@ def frozen_lines(graph: Graph, unit: Unit) -> Iterator[str]:
     for path in evaluated:
         inside = any(name == path or name.startswith(f"{path}.") for name in here)
         if inside and not any(path.startswith(f"{other}.") for other in evaluated):
-            yield f'stage.get_submodule("{path}").eval()'
+            yield f"stage.get_submodule({quote(path)}).eval()"
 
 
 def cover(chosen: Sequence[str], names: set[str]) -> list[str]:

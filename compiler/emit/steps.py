@@ -4,7 +4,7 @@ Transfers stand where the program has them: every forward takes its messages, co
 and so does every backward. `pattern` checks that; it is not assumed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import InternalError
@@ -20,6 +20,7 @@ from ..ir.program import (
 )
 from ..ir.schedule import Kind
 from ..ir.unit import Unit
+from .boundary import free
 from .layout import wrap
 from .messages import in_memory_order, incoming, is_general, outgoing, unpack, variable
 from .pattern import check_pattern
@@ -86,8 +87,8 @@ class StepWriter:
         return Steps(
             state=state,
             parameters=", ".join(["mb", *self.extra]),
-            forward=tuple(f"    {line}" for line in self.forward()),
-            backward=tuple(f"    {line}" for line in self.backward()) if has_backward else (),
+            forward=tuple(indented(self.forward())),
+            backward=tuple(indented(self.backward())) if has_backward else (),
             run_parameters=", ".join(self.extra),
             run=tuple(self.run(body)),
         )
@@ -97,8 +98,7 @@ class StepWriter:
         if not self.plan.even:
             yield "if not sizes[mb]:  # a short last batch may not reach every microbatch"
             yield "    return"
-        produced = {self.names.get(value) for value in self.results}
-        received = {t.value: self.received_name(t.value, produced) for t in self.unit.receives}
+        received = self.received()
         gradients = {t.value for t in self.unit.receives if t.gradient}
         for edge in incoming(self.program, "activations"):
             names = [received[value] for value, _ in edge.values]
@@ -122,18 +122,21 @@ class StepWriter:
                 kept[-1] += " / MICROBATCHES" if self.plan.even else " * (sizes[mb] / sum(sizes))"
             yield f"live[mb] = {', '.join(kept)}"
 
-    def received_name(self, value: str, produced: set[str | None]) -> str:
-        name = self.names[value]
-        return f"{name}_in" if name in produced else name
+    def received(self) -> dict[str, str]:
+        """What the values are called that come to this stage: `x_in` where it makes another x."""
+        produced = {self.names[value] for value in self.results if value in self.names}
+        names = {t.value: self.names[t.value] for t in self.unit.receives}
+        taken = produced.union(names.values(), self.fields)
+        return {v: free(f"{n}_in", taken) if n in produced else n for v, n in names.items()}
 
     def compute(self, call: str) -> Iterator[str]:
         """The stage's call and what follows from its results."""
         if self.is_last:
             share = "" if self.plan.even else " * sizes[mb] / sum(sizes)"
-            yield from wrap(f"loss = {call}", 0)
+            yield f"loss = {call}"
             yield f"losses.append(loss.detach().double(){share})"
             return
-        yield from wrap(f"{', '.join(self.names[value] for value in self.results)} = {call}", 0)
+        yield f"{', '.join(self.names[value] for value in self.results)} = {call}"
         for edge in outgoing(self.program, "activations"):
             values = ", ".join(in_memory_order(self.names[v], meta) for v, meta in edge.values)
             yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
@@ -150,28 +153,24 @@ class StepWriter:
         if not self.plan.even:
             yield "if not sizes[mb]:"
             yield "    return"
-        produced = {self.names.get(value) for value in self.results}
-        received = [self.received_name(t.value, produced) for t in self.unit.receives if t.gradient]
-        names = [*received, *self.sources()]
+        received = self.received()
+        names = [received[t.value] for t in self.unit.receives if t.gradient] + self.sources()
         edges = incoming(self.program, "gradients")
         if self.is_last:
             yield f"{', '.join(names)} = live.pop(mb)"
             yield "loss.backward()"
-        elif len(names) == len(edges) == len(edges[0].values) == 1:
+        elif len(names) == len(edges) == len(edges[0].values) == 1 and not self.multi:
             yield f"live.pop(mb).backward({variable(edges[0], self.program.rank)}.take(mb))"
         else:
             yield f"{', '.join(names)} = live.pop(mb)"
             yield from self.several(edges)
-        produced_names = {
-            t.value: self.received_name(t.value, produced) for t in self.unit.receives
-        }
         for edge in outgoing(self.program, "gradients"):
-            values = ", ".join(f"{produced_names[value]}.grad" for value, _ in edge.values)
+            values = ", ".join(f"{received[value]}.grad" for value, _ in edge.values)
             yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
 
     def several(self, edges: Sequence[Edge]) -> Iterator[str]:
         """Gradients of several outputs, or of one from several stages."""
-        if len(edges) == len(edges[0].values) == 1:
+        if len(edges) == len(edges[0].values) == 1 and not self.multi:
             ((value, _),) = edges[0].values
             gradient = f"{variable(edges[0], self.program.rank)}.take(mb)"
             yield f"{self.names[value]}.backward({gradient})"
@@ -184,13 +183,20 @@ class StepWriter:
             yield self.take(names, edge)
             outputs += [self.names[value] for value, _ in edge.values]
             gradients += names
-        yield from wrap(
-            f"torch.autograd.backward(({', '.join(outputs)}), ({', '.join(gradients)}))", 0
-        )
+        if len(outputs) == 1:
+            yield f"{outputs[0]}.backward({gradients[0]})"
+        else:
+            pairs = f"({', '.join(outputs)}), ({', '.join(gradients)})"
+            yield f"torch.autograd.backward({pairs})"
+
+    @property
+    def multi(self) -> bool:
+        """Whether messages are lists."""
+        return is_general(self.program)
 
     def take(self, names: Sequence[str], edge: Edge) -> str:
         """The next message of an edge, taken apart."""
-        left = unpack(names, multi=is_general(self.program))
+        left = unpack(names, multi=self.multi)
         return f"{left} = {variable(edge, self.program.rank)}.take(mb)"
 
     def run(self, body: Sequence[Instruction]) -> Iterator[str]:
@@ -240,6 +246,13 @@ class StepWriter:
         if compute.action.kind is Kind.F:
             return f"forward({', '.join([microbatch, *self.extra])})"
         return f"backward({microbatch})"
+
+
+def indented(lines: Iterable[str]) -> Iterator[str]:
+    """A function's lines, wrapped where they are too long."""
+    for line in lines:
+        text = line.lstrip()
+        yield from wrap(text, 4 + len(line) - len(text))
 
 
 def computes(body: Sequence[Instruction]) -> list[Compute]:

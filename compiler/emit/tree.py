@@ -6,7 +6,7 @@ that is cut by a stage's border is dissolved, its parts standing where it stood.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.graph import Call, CallId, Dim, Graph, Module, Op, Ref, TensorMeta, references
 from ..ir.unit import Unit
@@ -141,7 +141,7 @@ def make_tree(graph: Graph, unit: Unit, hints: Mapping[str, str]) -> Tree:
     )
     results = {value for _, value in unit.outputs} | {t.value for t in unit.sends}
     uses = Counter(str(ref) for op in unit.ops for ref in op.operands)
-    return Tree(
+    tree = Tree(
         graph,
         unit,
         whole,
@@ -153,6 +153,37 @@ def make_tree(graph: Graph, unit: Unit, hints: Mapping[str, str]) -> Tree:
         {name: graph.parameters[fqn].meta for name, fqn in graph.canonical.items()}
         | dict(graph.values),
     )
+    return replace(tree, whole=whole - frozenset(unlike_first(tree)))
+
+
+def unlike_first(tree: Tree) -> Iterator[CallId]:
+    """Calls of a module that compute something else than its first call does, on other sizes or
+    with other arguments: one forward cannot be both, so they are dissolved."""
+    first: dict[str, tuple[object, ...]] = {}
+    for call in sorted(tree.whole):
+        if is_leaf(tree.graph.modules[call[0]]):
+            continue
+        found = structure(tree.call_item(call))
+        if first.setdefault(call[0], found) != found:
+            yield call
+
+
+def structure(item: Item) -> tuple[object, ...]:
+    """What a call computes, its values numbered."""
+    numbers: dict[str, int] = {}
+
+    def shown(argument: object) -> object:
+        if isinstance(argument, Ref):
+            return "value", numbers.setdefault(argument.name, len(numbers))
+        return tuple(map(shown, argument)) if isinstance(argument, tuple) else argument
+
+    arguments = item.call.arguments if item.call else ()
+    given = [(name, shown(value)) for name, value in arguments if any(references(value))]
+    ops = [
+        (op.target, shown(op.args), shown(op.kwargs), shown(tuple(map(Ref, op.outputs))), op.grad)
+        for op in item.ops
+    ]
+    return *given, *ops, shown(tuple(map(Ref, item.makes)))
 
 
 def read_outside(ops: Iterable[Op], uses: Mapping[str, int], results: set[str]) -> frozenset[str]:

@@ -14,7 +14,7 @@ from ..ir.unit import Unit
 from .classes import Class
 from .data import DataView, view_data
 from .describe import describe_rank, paragraph
-from .expression import number, plain
+from .expression import number, plain, quote
 from .job import Job, dtypes
 from .layout import wrap
 from .lift import lift
@@ -111,27 +111,29 @@ def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
     return {
         "name": form.name,
         "comment": comment if len(f"class {form.name}(nn.Module):{comment}") <= 100 else "",
-        "parameters": ", ".join(["self", *form.parameters]),
+        "init_head": list(wrap(f"def __init__({', '.join(['self', *form.parameters])}):", 4)),
         "init": [line for text in form.init for line in wrap(text, 8)],
-        "arguments": ", ".join(["self", *form.arguments]),
-        "shapes": stage_shapes(job, unit, form) if is_stage else "",
+        "forward_head": list(forward_head(job, unit, form)),
         "forward": [line for item in form.forward for line in wrap(item.text, 8 + item.indent)],
     }
 
 
-def stage_shapes(job: Job, unit: Unit, form: Class) -> str:
-    """`  # int64[batch, 128] -> float32[batch, 128, 128]`, if it fits."""
+def forward_head(job: Job, unit: Unit, form: Class) -> Iterator[str]:
+    """`def forward(self, x):`, the stage's with its shapes if they fit."""
+    *lines, last = wrap(f"def forward({', '.join(['self', *form.arguments])}):", 4)
+    shapes = stage_shapes(job, unit) if form.name == "Stage" else ""
+    yield from lines
+    yield last + shapes if not lines and len(last + shapes) <= 100 else last
+
+
+def stage_shapes(job: Job, unit: Unit) -> str:
+    """`  # int64[batch, 128] -> float32[batch, 128, 128]`"""
     taken = [t.meta for t in unit.receives] + [i.meta for i in unit.inputs]
     given = list(dict.fromkeys(t.value for t in unit.sends))
     results = ["loss"] * bool(unit.outputs) + [
         show_meta(job.graph.values[value]) for value in given
     ]
-    text = f"  # {', '.join(map(show_meta, taken))} -> {', '.join(results)}"
-    return (
-        text
-        if len(f"    def forward({', '.join(['self', *form.arguments])}):{text}") <= 100
-        else ""
-    )
+    return f"  # {', '.join(map(show_meta, taken))} -> {', '.join(results)}"
 
 
 def show_meta(meta: TensorMeta) -> str:
@@ -144,20 +146,19 @@ def view_comm(job: Job, program: Program) -> dict[str, object]:
     windows = [edge.window for edge in program.edges if edge.source == program.rank]
     words = []
     if ahead:
-        words.append(
-            f"{'one receive' if max(ahead) == 1 else f'{max(ahead)} receives'} posted ahead"
-        )
+        words.append(f"{'one receive' if max(ahead) == 1 else f'{max(ahead)} receives'} ahead")
     if windows:
         sends = "one send" if max(windows) == 1 else f"{max(windows)} sends"
         words.append(f"at most {sends} under way")
     return {
-        "doc": paragraph(f"Messages in order, from rank to rank; {', '.join(words)}.", 89),
+        "doc": paragraph(f"Messages from rank to rank, in order; {', '.join(words)}.", 89),
         "dtype": f"torch.{dtypes[job.spec.train.precision]}",
         "receives": bool(ahead),
         "sends": bool(windows),
         "ahead": max(ahead, default=1),
         "left": max(windows, default=1) - 1,
         "size": "MICROBATCH_SIZE" if job.plan.even else "sizes[mb]",
+        "fact": "MICROBATCH_SIZE" if job.plan.even else "1",
     }
 
 
@@ -185,9 +186,14 @@ def lr_lines(spec: Spec) -> Iterator[str]:
         yield "return LR"
         return
     done = "(step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)" if schedule.warmup else "step / STEPS"
-    yield f"done = {done}"
-    left = "(1 - done)" if schedule.name == "linear" else "0.5 * (1 + math.cos(math.pi * done))"
-    yield f"return LR * (FINAL + (1 - FINAL) * {left})" if schedule.final else f"return LR * {left}"
+    left = "(1 - {})" if schedule.name == "linear" else "0.5 * (1 + math.cos(math.pi * {}))"
+    left = f"(FINAL + (1 - FINAL) * {left})" if schedule.final else left
+    rate = f"return LR * {left}"
+    if len(rate.format(done)) <= 96:
+        yield rate.format(done)
+    else:
+        yield f"done = {done}"
+        yield rate.format("done")
 
 
 def view_clip(job: Job, unit: Unit) -> dict[str, object]:
@@ -198,10 +204,9 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
     parameters = "stage.parameters()"
     lines = []
     if elsewhere:
-        names = ", ".join(f'"{name}"' for name in elsewhere)
-        lines.append(
-            f"counted = [p for name, p in stage.named_parameters() if name not in ({names},)]"
-        )
+        names = ", ".join(map(quote, elsewhere))
+        others = f"!= {names}" if len(elsewhere) == 1 else f"not in ({names})"
+        lines.append(f"counted = [p for name, p in stage.named_parameters() if name {others}]")
         parameters = "counted"
     lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
     if job.plan.world_size > 1:
@@ -217,7 +222,7 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
     doc = "Clip by the norm over the whole model: the stages add up their squared norms."
     if job.plan.world_size == 1:
         doc = "Clip by the norm over the whole model."
-    return {"doc": doc, "lines": [f"    {line}" for line in lines]}
+    return {"doc": doc, "lines": [wrapped for line in lines for wrapped in wrap(line, 4)]}
 
 
 def view_log(job: Job) -> dict[str, object]:
@@ -249,8 +254,9 @@ def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: boo
                 if len(item.group) == job.plan.world_size
                 else f", dist.ReduceOp.SUM, groups[{item.group}]"
             )
-            yield f'    gradient = stage.get_parameter("{name}").grad'
-            yield f'    guard("the gradient of {name}", dist.all_reduce, gradient{group})'
+            yield f"    gradient = stage.get_parameter({quote(name)}).grad"
+            what = quote(f"the gradient of {name}")
+            yield from wrap(f"guard({what}, dist.all_reduce, gradient{group})", 4)
     clips = job.spec.train.clip_norm is not None
     if clips:
         yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"

@@ -5,6 +5,7 @@ A branch is chosen by the end of the name, the shortest that no tensor of anothe
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from ..ir.graph import Arg, Device, Graph, Op, Recipe, Ref, State
 from ..ir.unit import Unit
@@ -12,6 +13,7 @@ from .arguments import spell_arg
 from .expression import Expr, plain, quote
 from .layout import wrap
 from .ops import spell
+from .scope import Scope
 
 tensor_name = "tensor"
 
@@ -36,7 +38,8 @@ def spell_weights(graph: Graph, unit: Unit) -> Weights:
         parameter = graph.parameters[held.canonical]
         recipes[held.fqn] = parameter.recipe
         buffers |= parameter.buffer
-        branches.setdefault(tuple(spell_recipe(held.fqn, parameter.recipe)), []).append(held.fqn)
+        code = tuple(spell_recipe(held.fqn, held.canonical, parameter.recipe))
+        branches.setdefault(code, []).append(held.fqn)
     names = (
         "(*stage.named_parameters(), *stage.named_buffers())"
         if buffers
@@ -85,16 +88,20 @@ def shortest_end(name: str, others: Sequence[str]) -> str:
     return next((end for end in ends if not any(other.endswith(end) for other in others)), name)
 
 
-def spell_recipe(name: str, recipe: Recipe) -> Iterator[str]:
-    """The statements that fill `tensor`."""
+def spell_recipe(name: str, canonical: str, recipe: Recipe) -> Iterator[str]:
+    """The statements that fill `tensor`, which a stage knows by `name`."""
     if recipe.saved:
-        yield f"{tensor_name}.copy_(saved[name])"
+        key = "name" if name == canonical else quote(canonical)
+        yield f"{tensor_name}.copy_(saved[{key}])"
         return
     keys = dict(recipe.seeds)
     names = {"self": tensor_name}
-    for op in map(without_device, recipe.ops):
+    last = {str(ref): float(i) for i, op in enumerate(recipe.ops) for ref in op.operands}
+    scope = Scope(last | {recipe.result: inf})
+    for i, op in enumerate(map(without_device, recipe.ops)):
         for output in op.outputs:
-            names.setdefault(output, f"value_{len(names)}" if len(names) > 1 else "value")
+            if output not in names:
+                names[output] = scope.bind(output, "value", i)
         if op.random:
             yield spell_draw(op, names, keys[op.name], name)
         else:

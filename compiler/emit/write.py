@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import OutputError
@@ -11,33 +11,28 @@ from ..ir.report import File
 
 run_outputs = ("metrics.jsonl", "weights-rank")
 """What the scripts themselves write beside them."""
+earlier = "earlier"
+"""Where the outputs of runs of other compilations are kept, by the compilation's name."""
 
 
-def write(files: Sequence[File], folder: Path) -> None:
-    """Write a compilation to a folder.
+def write(files: Sequence[File], folder: Path) -> Path | None:
+    """Write a compilation to a folder; where what runs of another one left there went, if any did.
 
     The files are written beside the folder first and moved into place together; an older
     compilation there is replaced, files that no compilation wrote are a reason to refuse. Raises
     OutputError.
     """
-    strangers = foreign(folder)
-    if strangers:
-        listed = ", ".join(strangers[:3]) + (
-            f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
-        )
-        raise OutputError(
-            f"{folder} holds files that ppc did not write: {listed}",
-            hint="give another folder: -o FOLDER",
-        )
+    folder = folder.resolve() if folder.is_dir() else folder
+    refuse_foreign(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
-            fill(files, fresh)
-            replace(folder, fresh)
-        except BaseException:
-            shutil.rmtree(fresh, ignore_errors=True)
-            raise
+            fill(files, work / "new")
+            return swap(folder, work)
+        finally:
+            if folder.exists() or not (work / "old").exists():
+                shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise OutputError(
             f"{error.filename or folder} cannot be written: {error.strerror}"
@@ -46,39 +41,74 @@ def write(files: Sequence[File], folder: Path) -> None:
 
 def fill(files: Sequence[File], folder: Path) -> None:
     """Write every file into a new folder."""
-    folder.chmod(0o755)
     for file in files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.text if isinstance(file.text, bytes) else file.text.encode())
 
 
-def replace(folder: Path, fresh: Path) -> None:
-    """Put a finished folder in the place of an older one, keeping what its runs wrote."""
-    if not folder.exists():
-        fresh.rename(folder)
-        return
-    for path in folder.iterdir():
-        if path.name.startswith(run_outputs):
-            shutil.move(path, fresh / path.name)
-    old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-    folder.rename(old / folder.name)
-    fresh.rename(folder)
-    shutil.rmtree(old)
+def swap(folder: Path, work: Path) -> Path | None:
+    """Put `work/new` in the place of an older folder, which goes to `work/old`."""
+    new, old = work / "new", work / "old"
+    if folder.exists():
+        folder.rename(old)
+    try:
+        new.rename(folder)
+    except OSError:
+        if old.exists():
+            old.rename(folder)
+        raise
+    return keep_outputs(old, folder) if old.exists() else None
 
 
-def foreign(folder: Path) -> list[str]:
+def keep_outputs(old: Path, folder: Path) -> Path | None:
+    """Move what runs wrote from an older folder into the new one: beside the scripts if they are
+    the same, else where nobody takes it for theirs."""
+    if (old / earlier).exists():
+        (old / earlier).rename(folder / earlier)
+    outputs = [path for path in old.iterdir() if path.name.startswith(run_outputs)]
+    before = manifest(old).get("compilation")
+    if not outputs or before == manifest(folder).get("compilation"):
+        kept = folder
+    else:
+        kept = folder / earlier / str(before)
+        kept.mkdir(parents=True, exist_ok=True)
+    for path in outputs:
+        path.replace(kept / path.name)
+    return kept if kept != folder else None
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raises OutputError for a folder that is none, or that holds files of others."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is no folder", hint="give another folder: -o FOLDER")
+    strangers = sorted(foreign(folder))
+    if strangers:
+        more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+        raise OutputError(
+            f"{folder} holds files that ppc did not write: {', '.join(strangers[:3])}{more}",
+            hint="give another folder: -o FOLDER",
+        )
+
+
+def foreign(folder: Path) -> Iterator[str]:
     """Names in a folder that neither a compilation nor a run of its scripts wrote."""
     if not folder.exists():
-        return []
-    if not folder.is_dir():
-        return [folder.name]
+        return
+    known = manifest(folder).get("files")
+    ours = set(known) if isinstance(known, list) else set()
+    for path in folder.rglob("*"):
+        place = path.relative_to(folder)
+        by_run = place.name.startswith(run_outputs) and len(place.parts) == 1
+        kept = by_run or place.parts[0] == earlier or "__pycache__" in place.parts
+        if not path.is_dir() and not kept and place.as_posix() not in ours:
+            yield place.as_posix()
+
+
+def manifest(folder: Path) -> Mapping[str, object]:
+    """What a folder's manifest says; nothing where it has none."""
     try:
-        known = set(json.loads((folder / "manifest.json").read_text())["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        known = set()
-    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return sorted(
-        name for name in found
-        if name not in known and not name.startswith(run_outputs) and "__pycache__" not in name
-    )  # fmt: skip
+        found = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,7 +1,12 @@
 """Where a compilation's inputs lie, and how its output will find them. Nothing here runs them."""
 
+import ast
+import glob
 import hashlib
+import keyword
 import os
+import re
+import sys
 from pathlib import Path
 
 from ..ir.spec import Arrays, Dataset, Spec, Text
@@ -28,19 +33,23 @@ def data_paths(spec: Spec, folder: Path) -> tuple[str, ...]:
     """The data's files as scripts in `folder` find them: relative to it, or absolute as given."""
     data = spec.data
     if isinstance(data, Text):
-        return tuple(relative(path, spec, folder) for path in data.files)
+        return tuple(relative(path, spec, folder, pattern=True) for path in data.files)
     if isinstance(data, Arrays):
         files = [data.files] if isinstance(data.files, str) else list(data.files.values())
         return tuple(relative(path, spec, folder) for path in files)
     if isinstance(data, Dataset) and data.source.partition(":")[0].endswith(".py"):
-        return (Path(data.source.partition(":")[0]).name,)
+        return (module_name(Path(data.source.partition(":")[0])) + ".py",)
     return ()
 
 
-def relative(path: str, spec: Spec, folder: Path) -> str:
+def relative(path: str, spec: Spec, folder: Path, *, pattern: bool = False) -> str:
+    """A path from `folder`; of a pattern, what stands before it is meant letter for letter."""
     if path.startswith("{stdlib}") or Path(path).is_absolute():
         return path
-    return Path(os.path.relpath(spec.folder.resolve() / path, folder.resolve())).as_posix()
+    start, end = str(spec.folder.resolve()), str(folder.resolve())
+    if pattern:
+        start, end = glob.escape(start), glob.escape(end)
+    return Path(os.path.relpath(Path(start) / path, end)).as_posix()
 
 
 def copied_modules(spec: Spec) -> dict[str, str]:
@@ -49,4 +58,31 @@ def copied_modules(spec: Spec) -> dict[str, str]:
     if not place.endswith(".py"):
         return {}
     path = spec.folder / place
-    return {path.name: path.read_text(encoding="utf-8")}
+    texts = {module_name(path): path.read_text(encoding="utf-8")}
+    queue = list(texts.values())
+    while queue:  # the modules beside it that it imports come along
+        for name in imports(queue.pop()):
+            beside = path.with_name(f"{name}.py")
+            if name not in texts and beside.is_file():
+                texts[name] = beside.read_text(encoding="utf-8")
+                queue.append(texts[name])
+    return {f"{name}.py": text for name, text in texts.items()}
+
+
+def imports(text: str) -> list[str]:
+    """The top-level names that a module imports."""
+    names: dict[str, None] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= dict.fromkeys(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names[node.module.partition(".")[0]] = None
+    return list(names)
+
+
+def module_name(path: Path) -> str:
+    """What scripts call a copied module: its own name, unless that is none or means another."""
+    name = re.sub(r"\W", "_", path.stem)
+    taken = name in (*sys.stdlib_module_names, "torch", "numpy", "run") or re.match(r"rank\d", name)
+    own = name.isidentifier() and not keyword.iskeyword(name) and not taken
+    return name if own else f"users_{name}"

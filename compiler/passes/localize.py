@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..analysis.dataflow import recomputable, storages
+from ..errors import PlanError
 from ..ir.graph import CallId, Graph, Op, Ref
 from ..ir.plan import Plan
 from ..ir.unit import Held, Transfer, Unit
@@ -40,11 +41,18 @@ def localize(graph: Graph, plan: Plan) -> tuple[Unit, ...]:
         for index, (ops, received) in enumerate(stages)
         for value in received
     )
-    return tuple(
+    units = tuple(
         make_unit(graph, plan, facts, ops, transfers, stage.index, rank)
         for stage, (ops, _) in zip(plan.stages, stages, strict=True)
         for rank in stage.mesh.ranks
     )
+    for unit in units:
+        if not unit.outputs and not unit.sends:
+            raise PlanError(
+                f"stage {unit.stage} makes nothing that a later stage could not make of the data",
+                hint="cut behind the first layer with parameters, or take fewer stages",
+            )
+    return units
 
 
 def gather(graph: Graph, plan: Plan) -> Facts:
@@ -188,7 +196,9 @@ def holders(plan: Plan, fqn: str) -> tuple[int, ...]:
     return tuple(stage for stage, _ in plan.placements[fqn])
 
 
-def held(graph: Graph, plan: Plan, facts: Facts, here: frozenset[str], fqn: str, stage: int) -> Held:
+def held(
+    graph: Graph, plan: Plan, facts: Facts, here: frozenset[str], fqn: str, stage: int
+) -> Held:
     """A parameter under the name by which this stage reads it, and its further names here.
 
     An alias belongs to the stages that read it; one that no op reads, to the first stage.

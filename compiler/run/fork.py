@@ -99,10 +99,11 @@ def watch(ranks: dict[int, int], scratch: Path, deadline: float) -> tuple[list[E
 def failure_time(scratch: Path, rank: int, polled: float) -> float:
     """When the rank failed, by its own note; if it left none it was killed, after the last poll.
 
-    So of several found in one poll, one that was killed counts as the first.
+    To be killed is no rank's answer to the loss of another, though it may be seen later than that:
+    it counts as before all that failed in the time for last words.
     """
     note = scratch / f"{rank}.failed"
-    return float(note.read_text()) if note.exists() else polled
+    return float(note.read_text()) if note.exists() else polled - LAST_WORDS_S
 
 
 def kill(pids: dict[int, int]) -> list[Ended]:

@@ -12,11 +12,11 @@ Each step runs 4 microbatches in GPipe order (F = forward, B = backward, time ->
 
 After each F it sends rank 1 dense, float32[batch, 16], embedded, float32[batch, 16]. Before each B
 it receives the gradient of dense, embedded from rank 1. Data: 256 random samples; this stage reads
-dense and categorical. Weights: the model's own initialisation, of which each rank draws its part;
-at the end they go to weights-rank0.pt, named as in the whole model.
+dense and categorical. Weights: this part of the model's own initialisation, drawn here; saved to
+weights-rank0.pt.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import os
@@ -29,7 +29,7 @@ import torch.nn as nn
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 0, 2, "rank 0, stage 0"
-COMPILATION = "e3d890b9cd6f"  # the same in every rank's file
+COMPILATION = "91786e8eb1fb"  # the same in every rank's file
 MICROBATCHES, MICROBATCH_SIZE = 4, 8
 
 # training: what the spec asked for
@@ -114,45 +114,48 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 4 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, room):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 4 sends under way."""
+
+    def __init__(self, name, peer, pair, room):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.room = room  # number of samples -> shapes and dtypes of their message
+        facts[name] = str(room(MICROBATCH_SIZE))
 
     def post(self, mb):
         if mb < MICROBATCHES:
             room = self.room(MICROBATCH_SIZE)
             tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in room]
-            works = [dist.irecv(t, self.peer, group=self.group) for t in tensors]
+            works = [guard(self.name, dist.irecv, t, self.peer, groups[self.pair]) for t in tensors]
             self.queue.append((tensors, works))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensors, works = self.queue.popleft()
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensors, works = self.queue.pop(0)
+        for work in works:
+            guard(f"{self.name} of mb {mb}", work.wait)
         return tensors
 
     def send(self, mb, *tensors):
         found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        expected = self.room(MICROBATCH_SIZE)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if found != self.room(MICROBATCH_SIZE):
+            raise TypeError(f"{HERE}: {self.name} cannot take {found}")
         self.wait(left=3)
         tensors = [tensor.detach().contiguous() for tensor in tensors]
-        works = [dist.isend(t, self.peer, group=self.group) for t in tensors]
+        works = [guard(self.name, dist.isend, t, self.peer, groups[self.pair]) for t in tensors]
         self.queue.append((tensors, works))  # kept until they are sent
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            for work in self.queue.popleft()[1]:
-                work.wait()
+            for work in self.queue.pop(0)[1]:
+                guard(self.name, work.wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -191,35 +194,27 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
+# before the first message: do all ranks run this compilation, with this torch, on this data?
+facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": SAMPLES}
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
 activations_to_1 = Edge(
-    "activations 0->1",
-    1,
-    groups[0, 1],
-    lambda n: [((n, 16), torch.float32), ((n, 16), torch.float32)],
+    "activations 0->1", 1, (0, 1), lambda n: [((n, 16), torch.float32), ((n, 16), torch.float32)]
 )
 gradients_from_1 = Edge(
-    "gradients 1->0",
-    1,
-    groups[1, 0],
-    lambda n: [((n, 16), torch.float32), ((n, 16), torch.float32)],
+    "gradients 1->0", 1, (1, 0), lambda n: [((n, 16), torch.float32), ((n, 16), torch.float32)]
 )
-optimizer = torch.optim.SGD(stage.named_parameters(), lr=LR)
-
-# before the first message: do all ranks run this compilation, with this torch, on this data?
-facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_to_1, gradients_from_1]:
-    facts[edge.name] = str(edge.room(1))
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
+optimizer = torch.optim.SGD(stage.named_parameters(), lr=LR)
 
 live = {}  # microbatch -> what its backward needs
 for step in range(STEPS):

@@ -11,12 +11,11 @@ Each step runs 3 microbatches in 1F1B order (F = forward, B = backward, time ->)
     rank 1 | .. F0 B0 F1 B1 F2 B2 .. |
 
 After each F it sends rank 1 features, float32[batch, 16, 8, 8]. Nothing up to this stage is
-trained, so its B computes nothing. Data: 64 random samples; this stage reads images. Weights: the
-model's own initialisation, of which each rank draws its part; at the end they go to
-weights-rank0.pt, named as in the whole model.
+trained, so its B computes nothing. Data: 64 random samples; this stage reads images. Weights: this
+part of the model's own initialisation, drawn here; saved to weights-rank0.pt.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import os
@@ -29,7 +28,7 @@ import torch.nn as nn
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 0, 2, "rank 0, stage 0"
-COMPILATION = "f40eb318811e"  # the same in every rank's file
+COMPILATION = "5c363e6fb638"  # the same in every rank's file
 MICROBATCHES = 3
 
 # training: what the spec asked for
@@ -112,24 +111,32 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; at most 2 sends under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; at most 2 sends under way."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((1, *shape), dtype)])
 
     def send(self, mb, tensor):
-        found, expected = (*tensor.shape, tensor.dtype), (sizes[mb], *self.shape, self.dtype)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if (*tensor.shape, tensor.dtype) != (sizes[mb], *self.shape, self.dtype):
+            raise TypeError(f"{HERE}: {self.name} cannot take {tensor.dtype}{[*tensor.shape]}")
         self.wait(left=1)
         tensor = tensor.detach().contiguous()
-        self.queue.append((tensor, dist.isend(tensor, self.peer, group=self.group)))
+        work = guard(self.name, dist.isend, tensor, self.peer, groups[self.pair])
+        self.queue.append((tensor, work))
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            self.queue.popleft()[1].wait()
+            guard(self.name, self.queue.pop(0)[1].wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -155,24 +162,22 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
 stage.get_submodule("encoder").requires_grad_(False)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1)]}
-activations_to_1 = Edge("activations 0->1", 1, groups[0, 1], 16, 8, 8)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
-facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_to_1]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": SAMPLES}
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_to_1 = Edge("activations 0->1", 1, (0, 1), 16, 8, 8)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1)]}
 
 
 for step in range(STEPS):

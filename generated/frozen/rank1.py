@@ -11,12 +11,11 @@ Each step runs 3 microbatches in 1F1B order (F = forward, B = backward, time ->)
     rank 1 | .. F0 B0 F1 B1 F2 B2 .. |  <- this file
 
 Before each F it receives features, float32[batch, 16, 8, 8] from rank 0. Data: 64 random samples;
-this stage reads labels. Weights: the model's own initialisation, of which each rank draws its
-part; at the end they go to weights-rank1.pt, named as in the whole model. This rank has the loss:
-it prints a line a step and appends it to metrics.jsonl.
+this stage reads labels. Weights: this part of the model's own initialisation, drawn here; saved to
+weights-rank1.pt. This rank has the loss: it prints a line a step and appends it to metrics.jsonl.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import json
@@ -32,7 +31,7 @@ import torch.nn.functional as F
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 1, 2, "rank 1, stage 1"
-COMPILATION = "f40eb318811e"  # the same in every rank's file
+COMPILATION = "5c363e6fb638"  # the same in every rank's file
 MICROBATCHES = 3
 
 # training: what the spec asked for
@@ -118,25 +117,31 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((1, *shape), dtype)])
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             tensor = torch.empty(sizes[mb], *self.shape, dtype=self.dtype, device=device)
-            self.queue.append((tensor, dist.irecv(tensor, self.peer, group=self.group)))
+            work = guard(self.name, dist.irecv, tensor, self.peer, groups[self.pair])
+            self.queue.append((tensor, work))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensor, work = self.queue.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensor, work = self.queue.pop(0)
+        guard(f"{self.name} of mb {mb}", work.wait)
         return tensor
 
 
@@ -192,25 +197,23 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
 stage.get_submodule("encoder").requires_grad_(False)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1)]}
-activations_from_0 = Edge("activations 0->1", 0, groups[0, 1], 16, 8, 8)
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
-facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_from_0]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": SAMPLES}
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_from_0 = Edge("activations 0->1", 0, (0, 1), 16, 8, 8)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1)]}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
 (FOLDER / "metrics.jsonl").unlink(missing_ok=True)
 begin = time.perf_counter()
 

@@ -12,11 +12,11 @@ Each step runs 4 microbatches in 1F1B order (F = forward, B = backward, time ->)
 
 After each F it sends rank 1 hidden_states, float32[batch, 32, 64]. Before each B it receives the
 gradient of hidden_states from rank 1. Data: the bytes of {stdlib}/json/*.py, 32 tokens a sample;
-this stage reads tokens. Weights: the model's own initialisation, of which each rank draws its
-part; at the end they go to weights-rank0.pt, named as in the whole model.
+this stage reads tokens. Weights: this part of the model's own initialisation, drawn here; saved to
+weights-rank0.pt.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import glob
@@ -32,7 +32,7 @@ import torch.nn.functional as F
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 0, 2, "rank 0, stage 0"
-COMPILATION = "0f818f4678c2"  # the same in every rank's file
+COMPILATION = "64d6d6b0d271"  # the same in every rank's file
 MICROBATCHES = 4
 
 # training: what the spec asked for
@@ -170,8 +170,8 @@ def init_weights(stage):
 
 
 # -------------------------------------------------------------------------------------- data
-files = sorted(glob.glob(sysconfig.get_path("stdlib") + "/json/*.py", recursive=True))
-raw = b"".join(Path(file).read_bytes() for file in files if os.path.isfile(file))
+files = sorted(glob.glob(glob.escape(sysconfig.get_path("stdlib")) + "/json/*.py", recursive=True))
+raw = b"".join(Path(file).read_bytes() for file in files if Path(file).is_file())
 text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)  # a token a byte
 SAMPLES = (len(text) - 1) // 32  # sample i: 32 tokens from byte 32 * i on
 
@@ -197,39 +197,44 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 2 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 2 sends under way."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((1, *shape), dtype)])
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             tensor = torch.empty(sizes[mb], *self.shape, dtype=self.dtype, device=device)
-            self.queue.append((tensor, dist.irecv(tensor, self.peer, group=self.group)))
+            work = guard(self.name, dist.irecv, tensor, self.peer, groups[self.pair])
+            self.queue.append((tensor, work))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensor, work = self.queue.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensor, work = self.queue.pop(0)
+        guard(f"{self.name} of mb {mb}", work.wait)
         return tensor
 
     def send(self, mb, tensor):
-        found, expected = (*tensor.shape, tensor.dtype), (sizes[mb], *self.shape, self.dtype)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if (*tensor.shape, tensor.dtype) != (sizes[mb], *self.shape, self.dtype):
+            raise TypeError(f"{HERE}: {self.name} cannot take {tensor.dtype}{[*tensor.shape]}")
         self.wait(left=1)
         tensor = tensor.detach().contiguous()
-        self.queue.append((tensor, dist.isend(tensor, self.peer, group=self.group)))
+        work = guard(self.name, dist.isend, tensor, self.peer, groups[self.pair])
+        self.queue.append((tensor, work))
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            self.queue.popleft()[1].wait()
+            guard(self.name, self.queue.pop(0)[1].wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -261,15 +266,14 @@ def run_microbatches(tokens):
 def lr_at(step):
     if step < WARMUP_STEPS:
         return LR * (step + 1) / WARMUP_STEPS
-    done = (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)
-    return LR * (1 - done)
+    return LR * (1 - (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS))
 
 
 def clip_gradients():
     """Clip by the norm over the whole model: the stages add up their squared norms."""
     grads = [p.grad for p in stage.parameters() if p.grad is not None]
-    square = nn.utils.get_total_norm(grads).square()
-    dist.all_reduce(square)
+    square = nn.utils.get_total_norm(grads).square().to(device)
+    guard("the norm of all gradients", dist.all_reduce, square)
     nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, square.sqrt())
 
 
@@ -281,32 +285,31 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
-activations_to_1 = Edge("activations 0->1", 1, groups[0, 1], 32, 64)
-gradients_from_1 = Edge("gradients 1->0", 1, groups[1, 0], 32, 64)
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
 facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": zlib.crc32(raw)}
-for edge in [activations_to_1, gradients_from_1]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_to_1 = Edge("activations 0->1", 1, (0, 1), 32, 64)
+gradients_from_1 = Edge("gradients 1->0", 1, (1, 0), 32, 64)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
 
 live = {}  # microbatch -> what its backward needs
 for step in range(STEPS):
     sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]
     run_microbatches(get_batch(step))
     # transformer.wte.weight is tied: its gradient is the sum over ranks 0 and 1
-    dist.all_reduce(stage.get_parameter("transformer.wte.weight").grad)
+    gradient = stage.get_parameter("transformer.wte.weight").grad
+    guard("the gradient of transformer.wte.weight", dist.all_reduce, gradient)
     clip_gradients()
     optimizer.param_groups[0]["lr"] = lr_at(step)
     optimizer.step()

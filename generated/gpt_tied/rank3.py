@@ -13,13 +13,12 @@ Each step runs 5 microbatches in 1F1B order (F = forward, B = backward, time ->)
     rank 3 | .. .. .. F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 .. .. .. |  <- this file
 
 Before each F it receives x, float32[batch, 32, 64] from rank 2. After each B it sends rank 2 the
-gradient of x. Data: 58 random samples; this stage reads labels. Weights: the model's own
-initialisation, of which each rank draws its part; at the end they go to weights-rank3.pt, named as
-in the whole model. This rank has the loss: it prints a line a step and appends it to
-metrics.jsonl.
+gradient of x. Data: 58 random samples; this stage reads labels. Weights: this part of the model's
+own initialisation, drawn here; saved to weights-rank3.pt. This rank has the loss: it prints a line
+a step and appends it to metrics.jsonl.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import json
@@ -36,7 +35,7 @@ import torch.nn.functional as F
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 3, 4, "rank 3, stage 3"
-COMPILATION = "4634f575a3f9"  # the same in every rank's file
+COMPILATION = "4eb676a83051"  # the same in every rank's file
 MICROBATCHES = 5
 
 # training: what the spec asked for
@@ -151,39 +150,44 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 2 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 2 sends under way."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((1, *shape), dtype)])
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             tensor = torch.empty(sizes[mb], *self.shape, dtype=self.dtype, device=device)
-            self.queue.append((tensor, dist.irecv(tensor, self.peer, group=self.group)))
+            work = guard(self.name, dist.irecv, tensor, self.peer, groups[self.pair])
+            self.queue.append((tensor, work))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensor, work = self.queue.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensor, work = self.queue.pop(0)
+        guard(f"{self.name} of mb {mb}", work.wait)
         return tensor
 
     def send(self, mb, tensor):
-        found, expected = (*tensor.shape, tensor.dtype), (sizes[mb], *self.shape, self.dtype)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if (*tensor.shape, tensor.dtype) != (sizes[mb], *self.shape, self.dtype):
+            raise TypeError(f"{HERE}: {self.name} cannot take {tensor.dtype}{[*tensor.shape]}")
         self.wait(left=1)
         tensor = tensor.detach().contiguous()
-        self.queue.append((tensor, dist.isend(tensor, self.peer, group=self.group)))
+        work = guard(self.name, dist.isend, tensor, self.peer, groups[self.pair])
+        self.queue.append((tensor, work))
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            self.queue.popleft()[1].wait()
+            guard(self.name, self.queue.pop(0)[1].wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -220,16 +224,15 @@ def run_microbatches(labels):
 def lr_at(step):
     if step < WARMUP_STEPS:
         return LR * (step + 1) / WARMUP_STEPS
-    done = (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)
-    return LR * 0.5 * (1 + math.cos(math.pi * done))
+    return LR * 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)))
 
 
 def clip_gradients():
     """Clip by the norm over the whole model: the stages add up their squared norms."""
-    counted = [p for name, p in stage.named_parameters() if name not in ("head.weight",)]
+    counted = [p for name, p in stage.named_parameters() if name != "head.weight"]
     grads = [p.grad for p in counted if p.grad is not None]
-    square = nn.utils.get_total_norm(grads).square()
-    dist.all_reduce(square)
+    square = nn.utils.get_total_norm(grads).square().to(device)
+    guard("the norm of all gradients", dist.all_reduce, square)
     norm = square.sqrt()
     nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, norm)
     return norm
@@ -255,26 +258,24 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (0, 3)]
-groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
-activations_from_2 = Edge("activations 2->3", 2, groups[2, 3], 32, 64)
-gradients_to_2 = Edge("gradients 3->2", 2, groups[3, 2], 32, 64)
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR, weight_decay=0.1)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
-facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_from_2, gradients_to_2]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": SAMPLES}
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_from_2 = Edge("activations 2->3", 2, (2, 3), 32, 64)
+gradients_to_2 = Edge("gradients 3->2", 2, (3, 2), 32, 64)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2), (0, 3)]
+groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR, weight_decay=0.1)
 (FOLDER / "metrics.jsonl").unlink(missing_ok=True)
 begin = time.perf_counter()
 
@@ -283,7 +284,10 @@ for step in range(STEPS):
     sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]
     loss = run_microbatches(get_batch(step))
     # head.weight is tied: its gradient is the sum over ranks 0 and 3
-    dist.all_reduce(stage.get_parameter("head.weight").grad, group=groups[(0, 3)])
+    gradient = stage.get_parameter("head.weight").grad
+    guard(
+        "the gradient of head.weight", dist.all_reduce, gradient, dist.ReduceOp.SUM, groups[(0, 3)]
+    )
     norm = clip_gradients()
     optimizer.param_groups[0]["lr"] = lr_at(step)
     optimizer.step()

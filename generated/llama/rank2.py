@@ -13,12 +13,11 @@ Each step runs 4 microbatches in GPipe order (F = forward, B = backward, time ->
 
 Before each F it receives hidden_states, float32[batch, 32, 64] from rank 1. After each B it sends
 rank 1 the gradient of hidden_states. Data: the bytes of {stdlib}/json/*.py, 32 tokens a sample;
-this stage reads tokens. Weights: the model's own initialisation, of which each rank draws its
-part; at the end they go to weights-rank2.pt, named as in the whole model. This rank has the loss:
-it prints a line a step and appends it to metrics.jsonl.
+this stage reads tokens. Weights: this part of the model's own initialisation, drawn here; saved to
+weights-rank2.pt. This rank has the loss: it prints a line a step and appends it to metrics.jsonl.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import glob
@@ -37,7 +36,7 @@ import torch.nn.functional as F
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 2, 3, "rank 2, stage 2"
-COMPILATION = "8bfbd23c411e"  # the same in every rank's file
+COMPILATION = "257a52a1a6ac"  # the same in every rank's file
 MICROBATCHES = 4
 
 # training: what the spec asked for
@@ -191,11 +190,11 @@ def init_weights(stage):
     for name, tensor in (*stage.named_parameters(), *stage.named_buffers()):
         if name.endswith("inv_freq"):
             value = torch.arange(0, 16, 2, dtype=torch.float32)
-            value_2 = value / 16
-            value_3 = torch.pow(10000.0, value_2)
-            value_4 = value_3.reciprocal()
-            value_5 = value_4 * 1.0
-            tensor.copy_(value_5)
+            value = value / 16
+            value = torch.pow(10000.0, value)
+            value = value.reciprocal()
+            value = value * 1.0
+            tensor.copy_(value)
         elif name.endswith(
             ("input_layernorm.weight", "post_attention_layernorm.weight", "norm.weight")
         ):
@@ -205,8 +204,8 @@ def init_weights(stage):
 
 
 # -------------------------------------------------------------------------------------- data
-files = sorted(glob.glob(sysconfig.get_path("stdlib") + "/json/*.py", recursive=True))
-raw = b"".join(Path(file).read_bytes() for file in files if os.path.isfile(file))
+files = sorted(glob.glob(glob.escape(sysconfig.get_path("stdlib")) + "/json/*.py", recursive=True))
+raw = b"".join(Path(file).read_bytes() for file in files if Path(file).is_file())
 text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)  # a token a byte
 SAMPLES = (len(text) - 1) // 32  # sample i: 32 tokens from byte 32 * i on
 
@@ -232,39 +231,44 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 4 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 4 sends under way."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((1, *shape), dtype)])
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             tensor = torch.empty(sizes[mb], *self.shape, dtype=self.dtype, device=device)
-            self.queue.append((tensor, dist.irecv(tensor, self.peer, group=self.group)))
+            work = guard(self.name, dist.irecv, tensor, self.peer, groups[self.pair])
+            self.queue.append((tensor, work))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensor, work = self.queue.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensor, work = self.queue.pop(0)
+        guard(f"{self.name} of mb {mb}", work.wait)
         return tensor
 
     def send(self, mb, tensor):
-        found, expected = (*tensor.shape, tensor.dtype), (sizes[mb], *self.shape, self.dtype)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if (*tensor.shape, tensor.dtype) != (sizes[mb], *self.shape, self.dtype):
+            raise TypeError(f"{HERE}: {self.name} cannot take {tensor.dtype}{[*tensor.shape]}")
         self.wait(left=3)
         tensor = tensor.detach().contiguous()
-        self.queue.append((tensor, dist.isend(tensor, self.peer, group=self.group)))
+        work = guard(self.name, dist.isend, tensor, self.peer, groups[self.pair])
+        self.queue.append((tensor, work))
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            self.queue.popleft()[1].wait()
+            guard(self.name, self.queue.pop(0)[1].wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -309,8 +313,8 @@ def lr_at(step):
 def clip_gradients():
     """Clip by the norm over the whole model: the stages add up their squared norms."""
     grads = [p.grad for p in stage.parameters() if p.grad is not None]
-    square = nn.utils.get_total_norm(grads).square()
-    dist.all_reduce(square)
+    square = nn.utils.get_total_norm(grads).square().to(device)
+    guard("the norm of all gradients", dist.all_reduce, square)
     norm = square.sqrt()
     nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, norm)
     return norm
@@ -336,25 +340,23 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0), (1, 2), (2, 1)]}
-activations_from_1 = Edge("activations 1->2", 1, groups[1, 2], 32, 64)
-gradients_to_1 = Edge("gradients 2->1", 1, groups[2, 1], 32, 64)
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
 facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": zlib.crc32(raw)}
-for edge in [activations_from_1, gradients_to_1]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_from_1 = Edge("activations 1->2", 1, (1, 2), 32, 64)
+gradients_to_1 = Edge("gradients 2->1", 1, (2, 1), 32, 64)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0), (1, 2), (2, 1)]}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1)
 (FOLDER / "metrics.jsonl").unlink(missing_ok=True)
 begin = time.perf_counter()
 

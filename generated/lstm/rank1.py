@@ -12,12 +12,11 @@ Each step runs 4 microbatches in 1F1B order (F = forward, B = backward, time ->)
 
 Before each F it receives x, float32[batch, 32, 64] from rank 0. After each B it sends rank 0 the
 gradient of x. Data: the bytes of {stdlib}/json/*.py, 32 tokens a sample; this stage reads labels.
-Weights: the model's own initialisation, of which each rank draws its part; at the end they go to
-weights-rank1.pt, named as in the whole model. This rank has the loss: it prints a line a step and
-appends it to metrics.jsonl.
+Weights: this part of the model's own initialisation, drawn here; saved to weights-rank1.pt. This
+rank has the loss: it prints a line a step and appends it to metrics.jsonl.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import glob
@@ -35,7 +34,7 @@ import torch.nn.functional as F
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 1, 2, "rank 1, stage 1"
-COMPILATION = "73ac2d011733"  # the same in every rank's file
+COMPILATION = "127485143838"  # the same in every rank's file
 MICROBATCHES = 4
 
 # training: what the spec asked for
@@ -89,8 +88,8 @@ def init_weights(stage):
 
 
 # -------------------------------------------------------------------------------------- data
-files = sorted(glob.glob(sysconfig.get_path("stdlib") + "/json/*.py", recursive=True))
-raw = b"".join(Path(file).read_bytes() for file in files if os.path.isfile(file))
+files = sorted(glob.glob(glob.escape(sysconfig.get_path("stdlib")) + "/json/*.py", recursive=True))
+raw = b"".join(Path(file).read_bytes() for file in files if Path(file).is_file())
 text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)  # a token a byte
 SAMPLES = (len(text) - 1) // 32  # sample i: 32 tokens from byte 32 * i on
 
@@ -116,45 +115,48 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 2 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, room):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 2 sends under way."""
+
+    def __init__(self, name, peer, pair, room):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.room = room  # number of samples -> shapes and dtypes of their message
+        facts[name] = str(room(1))
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             room = self.room(sizes[mb])
             tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in room]
-            works = [dist.irecv(t, self.peer, group=self.group) for t in tensors]
+            works = [guard(self.name, dist.irecv, t, self.peer, groups[self.pair]) for t in tensors]
             self.queue.append((tensors, works))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensors, works = self.queue.popleft()
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensors, works = self.queue.pop(0)
+        for work in works:
+            guard(f"{self.name} of mb {mb}", work.wait)
         return tensors
 
     def send(self, mb, *tensors):
         found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        expected = self.room(sizes[mb])
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if found != self.room(sizes[mb]):
+            raise TypeError(f"{HERE}: {self.name} cannot take {found}")
         self.wait(left=1)
         tensors = [tensor.detach().contiguous() for tensor in tensors]
-        works = [dist.isend(t, self.peer, group=self.group) for t in tensors]
+        works = [guard(self.name, dist.isend, t, self.peer, groups[self.pair]) for t in tensors]
         self.queue.append((tensors, works))  # kept until they are sent
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            for work in self.queue.popleft()[1]:
-                work.wait()
+            for work in self.queue.pop(0)[1]:
+                guard(self.name, work.wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -196,8 +198,8 @@ def lr_at(step):
 def clip_gradients():
     """Clip by the norm over the whole model: the stages add up their squared norms."""
     grads = [p.grad for p in stage.parameters() if p.grad is not None]
-    square = nn.utils.get_total_norm(grads).square()
-    dist.all_reduce(square)
+    square = nn.utils.get_total_norm(grads).square().to(device)
+    guard("the norm of all gradients", dist.all_reduce, square)
     norm = square.sqrt()
     nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, norm)
     return norm
@@ -223,27 +225,23 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
-activations_from_0 = Edge(
-    "activations 0->1", 0, groups[0, 1], lambda n: [((32, n, 64), torch.float32)]
-)
-gradients_to_0 = Edge("gradients 1->0", 0, groups[1, 0], lambda n: [((n, 32, 64), torch.float32)])
-optimizer = torch.optim.SGD(stage.named_parameters(), lr=LR)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
 facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": zlib.crc32(raw)}
-for edge in [activations_from_0, gradients_to_0]:
-    facts[edge.name] = str(edge.room(1))
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_from_0 = Edge("activations 0->1", 0, (0, 1), lambda n: [((32, n, 64), torch.float32)])
+gradients_to_0 = Edge("gradients 1->0", 0, (1, 0), lambda n: [((n, 32, 64), torch.float32)])
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
+optimizer = torch.optim.SGD(stage.named_parameters(), lr=LR)
 (FOLDER / "metrics.jsonl").unlink(missing_ok=True)
 begin = time.perf_counter()
 

@@ -12,12 +12,11 @@ Each step runs 8 microbatches in 1F1B order (F = forward, B = backward, time ->)
 
 Before each F it receives x, float32[batch, 128, 128] from rank 0. After each B it sends rank 0 the
 gradient of x. Data: the bytes of {stdlib}/*.py, 128 tokens a sample; this stage reads labels.
-Weights: the model's own initialisation, of which each rank draws its part; at the end they go to
-weights-rank1.pt, named as in the whole model. This rank has the loss: it prints a line a step and
-appends it to metrics.jsonl.
+Weights: this part of the model's own initialisation, drawn here; saved to weights-rank1.pt. This
+rank has the loss: it prints a line a step and appends it to metrics.jsonl.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import glob
@@ -36,7 +35,7 @@ import torch.nn.functional as F
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 1, 2, "rank 1, stage 1"
-COMPILATION = "b549e12a4945"  # the same in every rank's file
+COMPILATION = "ce76e14c1beb"  # the same in every rank's file
 MICROBATCHES, MICROBATCH_SIZE = 8, 4
 
 # training: what the spec asked for
@@ -114,8 +113,8 @@ def init_weights(stage):
 
 
 # -------------------------------------------------------------------------------------- data
-files = sorted(glob.glob(sysconfig.get_path("stdlib") + "/*.py", recursive=True))
-raw = b"".join(Path(file).read_bytes() for file in files if os.path.isfile(file))
+files = sorted(glob.glob(glob.escape(sysconfig.get_path("stdlib")) + "/*.py", recursive=True))
+raw = b"".join(Path(file).read_bytes() for file in files if Path(file).is_file())
 text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)  # a token a byte
 SAMPLES = (len(text) - 1) // 128  # sample i: 128 tokens from byte 128 * i on
 
@@ -136,39 +135,44 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 2 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 2 sends under way."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((MICROBATCH_SIZE, *shape), dtype)])
 
     def post(self, mb):
         if mb < MICROBATCHES:
             tensor = torch.empty(MICROBATCH_SIZE, *self.shape, dtype=self.dtype, device=device)
-            self.queue.append((tensor, dist.irecv(tensor, self.peer, group=self.group)))
+            work = guard(self.name, dist.irecv, tensor, self.peer, groups[self.pair])
+            self.queue.append((tensor, work))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensor, work = self.queue.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensor, work = self.queue.pop(0)
+        guard(f"{self.name} of mb {mb}", work.wait)
         return tensor
 
     def send(self, mb, tensor):
-        found, expected = (*tensor.shape, tensor.dtype), (MICROBATCH_SIZE, *self.shape, self.dtype)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if (*tensor.shape, tensor.dtype) != (MICROBATCH_SIZE, *self.shape, self.dtype):
+            raise TypeError(f"{HERE}: {self.name} cannot take {tensor.dtype}{[*tensor.shape]}")
         self.wait(left=1)
         tensor = tensor.detach().contiguous()
-        self.queue.append((tensor, dist.isend(tensor, self.peer, group=self.group)))
+        work = guard(self.name, dist.isend, tensor, self.peer, groups[self.pair])
+        self.queue.append((tensor, work))
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            self.queue.popleft()[1].wait()
+            guard(self.name, self.queue.pop(0)[1].wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -201,15 +205,14 @@ def run_microbatches(labels):
 def lr_at(step):
     if step < WARMUP_STEPS:
         return LR * (step + 1) / WARMUP_STEPS
-    done = (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)
-    return LR * 0.5 * (1 + math.cos(math.pi * done))
+    return LR * 0.5 * (1 + math.cos(math.pi * (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)))
 
 
 def clip_gradients():
     """Clip by the norm over the whole model: the stages add up their squared norms."""
     grads = [p.grad for p in stage.parameters() if p.grad is not None]
-    square = nn.utils.get_total_norm(grads).square()
-    dist.all_reduce(square)
+    square = nn.utils.get_total_norm(grads).square().to(device)
+    guard("the norm of all gradients", dist.all_reduce, square)
     norm = square.sqrt()
     nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, norm)
     return norm
@@ -234,28 +237,25 @@ cuda = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
-if SAMPLES < GLOBAL_BATCH:
-    raise SystemExit(f"{SAMPLES} samples are fewer than a global batch of {GLOBAL_BATCH}")
+assert SAMPLES >= GLOBAL_BATCH, f"{SAMPLES} samples make no batch of {GLOBAL_BATCH}"
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
-activations_from_0 = Edge("activations 0->1", 0, groups[0, 1], 128, 128)
-gradients_to_0 = Edge("gradients 1->0", 0, groups[1, 0], 128, 128)
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR, weight_decay=0.1)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
 facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": zlib.crc32(raw)}
-for edge in [activations_from_0, gradients_to_0]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_from_0 = Edge("activations 0->1", 0, (0, 1), 128, 128)
+gradients_to_0 = Edge("gradients 1->0", 0, (1, 0), 128, 128)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0)]}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR, weight_decay=0.1)
 (FOLDER / "metrics.jsonl").unlink(missing_ok=True)
 begin = time.perf_counter()
 

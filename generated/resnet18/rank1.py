@@ -13,11 +13,11 @@ Each step runs 4 microbatches in 1F1B order (F = forward, B = backward, time ->)
 
 Before each F it receives x, float32[batch, 8, 32, 32] from rank 0. After each B it sends rank 0
 the gradient of x. After each F it sends rank 2 x, float32[batch, 32, 8, 8]. Before each B it
-receives the gradient of x from rank 2. Weights: the model's own initialisation, of which each rank
-draws its part; at the end they go to weights-rank1.pt, named as in the whole model.
+receives the gradient of x from rank 2. Weights: this part of the model's own initialisation, drawn
+here; saved to weights-rank1.pt.
 """
 
-import collections
+import ast
 import datetime
 import os
 import zlib
@@ -29,7 +29,7 @@ import torch.nn as nn
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 1, 3, "rank 1, stage 1"
-COMPILATION = "8372723561c0"  # the same in every rank's file
+COMPILATION = "c1e99e78418f"  # the same in every rank's file
 MICROBATCHES, MICROBATCH_SIZE = 4, 4
 
 # training: what the spec asked for
@@ -119,39 +119,44 @@ def init_weights(stage):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 3 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 3 sends under way."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((MICROBATCH_SIZE, *shape), dtype)])
 
     def post(self, mb):
         if mb < MICROBATCHES:
             tensor = torch.empty(MICROBATCH_SIZE, *self.shape, dtype=self.dtype, device=device)
-            self.queue.append((tensor, dist.irecv(tensor, self.peer, group=self.group)))
+            work = guard(self.name, dist.irecv, tensor, self.peer, groups[self.pair])
+            self.queue.append((tensor, work))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensor, work = self.queue.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensor, work = self.queue.pop(0)
+        guard(f"{self.name} of mb {mb}", work.wait)
         return tensor
 
     def send(self, mb, tensor):
-        found, expected = (*tensor.shape, tensor.dtype), (MICROBATCH_SIZE, *self.shape, self.dtype)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if (*tensor.shape, tensor.dtype) != (MICROBATCH_SIZE, *self.shape, self.dtype):
+            raise TypeError(f"{HERE}: {self.name} cannot take {tensor.dtype}{[*tensor.shape]}")
         self.wait(left=2)
         tensor = tensor.detach().contiguous()
-        self.queue.append((tensor, dist.isend(tensor, self.peer, group=self.group)))
+        work = guard(self.name, dist.isend, tensor, self.peer, groups[self.pair])
+        self.queue.append((tensor, work))
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            self.queue.popleft()[1].wait()
+            guard(self.name, self.queue.pop(0)[1].wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -185,8 +190,7 @@ def run_microbatches():
 def lr_at(step):
     if step < WARMUP_STEPS:
         return LR * (step + 1) / WARMUP_STEPS
-    done = (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)
-    return LR * (1 - done)
+    return LR * (1 - (step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS))
 
 
 # ------------------------------------------------------------------------------------- start
@@ -197,27 +201,25 @@ device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else
 backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0), (1, 2), (2, 1)]}
-activations_from_0 = Edge("activations 0->1", 0, groups[0, 1], 8, 32, 32)
-gradients_to_0 = Edge("gradients 1->0", 0, groups[1, 0], 8, 32, 32)
-activations_to_2 = Edge("activations 1->2", 2, groups[1, 2], 32, 8, 8)
-gradients_from_2 = Edge("gradients 2->1", 2, groups[2, 1], 32, 8, 8)
-optimizer = torch.optim.SGD(stage.named_parameters(), lr=LR, momentum=0.9, weight_decay=0.0005)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
 facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_from_0, gradients_to_0, activations_to_2, gradients_from_2]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_from_0 = Edge("activations 0->1", 0, (0, 1), 8, 32, 32)
+gradients_to_0 = Edge("gradients 1->0", 0, (1, 0), 8, 32, 32)
+activations_to_2 = Edge("activations 1->2", 2, (1, 2), 32, 8, 8)
+gradients_from_2 = Edge("gradients 2->1", 2, (2, 1), 32, 8, 8)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+groups = {g: dist.new_group(g, timeout=TIMEOUT) for g in [(0, 1), (1, 0), (1, 2), (2, 1)]}
+optimizer = torch.optim.SGD(stage.named_parameters(), lr=LR, momentum=0.9, weight_decay=0.0005)
 
 live = {}  # microbatch -> what its backward needs
 for step in range(STEPS):

@@ -15,12 +15,11 @@ Each step runs 4 microbatches in GPipe order (F = forward, B = backward, time ->
 After each F it sends rank 1 x, float32[batch, 8, 8, 8, 8], x_2, float32[batch, 16, 4, 4, 4], x_3,
 float32[batch, 16, 2, 2, 2]. Before each B it receives the gradient of x, x_2, x_3 from rank 1.
 After each F it sends rank 2 x_4, float32[batch, 4, 16, 16, 16]. Before each B it receives the
-gradient of x_4 from rank 2. Data: 40 random samples; this stage reads volumes. Weights: the
-model's own initialisation, of which each rank draws its part; at the end they go to
-weights-rank0.pt, named as in the whole model.
+gradient of x_4 from rank 2. Data: 40 random samples; this stage reads volumes. Weights: this part
+of the model's own initialisation, drawn here; saved to weights-rank0.pt.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import os
@@ -33,7 +32,7 @@ import torch.nn as nn
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 0, 4, "rank 0, stage 0"
-COMPILATION = "8740a527a91f"  # the same in every rank's file
+COMPILATION = "3db4480e309a"  # the same in every rank's file
 MICROBATCHES = 4
 
 # training: what the spec asked for
@@ -145,45 +144,48 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 4 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, room):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 4 sends under way."""
+
+    def __init__(self, name, peer, pair, room):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.room = room  # number of samples -> shapes and dtypes of their message
+        facts[name] = str(room(1))
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             room = self.room(sizes[mb])
             tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in room]
-            works = [dist.irecv(t, self.peer, group=self.group) for t in tensors]
+            works = [guard(self.name, dist.irecv, t, self.peer, groups[self.pair]) for t in tensors]
             self.queue.append((tensors, works))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensors, works = self.queue.popleft()
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensors, works = self.queue.pop(0)
+        for work in works:
+            guard(f"{self.name} of mb {mb}", work.wait)
         return tensors
 
     def send(self, mb, *tensors):
         found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        expected = self.room(sizes[mb])
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if found != self.room(sizes[mb]):
+            raise TypeError(f"{HERE}: {self.name} cannot take {found}")
         self.wait(left=3)
         tensors = [tensor.detach().contiguous() for tensor in tensors]
-        works = [dist.isend(t, self.peer, group=self.group) for t in tensors]
+        works = [guard(self.name, dist.isend, t, self.peer, groups[self.pair]) for t in tensors]
         self.queue.append((tensors, works))  # kept until they are sent
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            for work in self.queue.popleft()[1]:
-                work.wait()
+            for work in self.queue.pop(0)[1]:
+                guard(self.name, work.wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -232,16 +234,15 @@ backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-pairs = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
-groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
+# before the first message: do all ranks run this compilation, with this torch, on this data?
+facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": SAMPLES}
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
 activations_to_1 = Edge(
     "activations 0->1",
     1,
-    groups[0, 1],
+    (0, 1),
     lambda n: [
         ((n, 8, 8, 8, 8), torch.float32),
         ((n, 16, 4, 4, 4), torch.float32),
@@ -251,7 +252,7 @@ activations_to_1 = Edge(
 gradients_from_1 = Edge(
     "gradients 1->0",
     1,
-    groups[1, 0],
+    (1, 0),
     lambda n: [
         ((n, 8, 8, 8, 8), torch.float32),
         ((n, 16, 4, 4, 4), torch.float32),
@@ -259,23 +260,22 @@ gradients_from_1 = Edge(
     ],
 )
 activations_to_2 = Edge(
-    "activations 0->2", 2, groups[0, 2], lambda n: [((n, 4, 16, 16, 16), torch.float32)]
+    "activations 0->2", 2, (0, 2), lambda n: [((n, 4, 16, 16, 16), torch.float32)]
 )
 gradients_from_2 = Edge(
-    "gradients 2->0", 2, groups[2, 0], lambda n: [((n, 4, 16, 16, 16), torch.float32)]
+    "gradients 2->0", 2, (2, 0), lambda n: [((n, 4, 16, 16, 16), torch.float32)]
 )
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
-
-# before the first message: do all ranks run this compilation, with this torch, on this data?
-facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_to_1, gradients_from_1, activations_to_2, gradients_from_2]:
-    facts[edge.name] = str(edge.room(1))
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+pairs = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
 
 live = {}  # microbatch -> what its backward needs
 for step in range(STEPS):

@@ -15,11 +15,11 @@ Each step runs 4 microbatches in GPipe order (F = forward, B = backward, time ->
 Before each F it receives x, float32[batch, 8, 8, 8, 8], x_2, float32[batch, 16, 4, 4, 4], x_3,
 float32[batch, 16, 2, 2, 2] from rank 0. After each B it sends rank 0 the gradient of x, x_2, x_3.
 After each F it sends rank 2 x, float32[batch, 8, 8, 8, 8]. Before each B it receives the gradient
-of x from rank 2. Weights: the model's own initialisation, of which each rank draws its part; at
-the end they go to weights-rank1.pt, named as in the whole model.
+of x from rank 2. Weights: this part of the model's own initialisation, drawn here; saved to
+weights-rank1.pt.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import os
@@ -32,7 +32,7 @@ import torch.nn as nn
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 1, 4, "rank 1, stage 1"
-COMPILATION = "8740a527a91f"  # the same in every rank's file
+COMPILATION = "3db4480e309a"  # the same in every rank's file
 MICROBATCHES = 4
 
 # training: what the spec asked for
@@ -143,45 +143,48 @@ def samples_of(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 4 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, room):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 4 sends under way."""
+
+    def __init__(self, name, peer, pair, room):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.room = room  # number of samples -> shapes and dtypes of their message
+        facts[name] = str(room(1))
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             room = self.room(sizes[mb])
             tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in room]
-            works = [dist.irecv(t, self.peer, group=self.group) for t in tensors]
+            works = [guard(self.name, dist.irecv, t, self.peer, groups[self.pair]) for t in tensors]
             self.queue.append((tensors, works))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensors, works = self.queue.popleft()
-        try:
-            for work in works:
-                work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensors, works = self.queue.pop(0)
+        for work in works:
+            guard(f"{self.name} of mb {mb}", work.wait)
         return tensors
 
     def send(self, mb, *tensors):
         found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        expected = self.room(sizes[mb])
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if found != self.room(sizes[mb]):
+            raise TypeError(f"{HERE}: {self.name} cannot take {found}")
         self.wait(left=3)
         tensors = [tensor.detach().contiguous() for tensor in tensors]
-        works = [dist.isend(t, self.peer, group=self.group) for t in tensors]
+        works = [guard(self.name, dist.isend, t, self.peer, groups[self.pair]) for t in tensors]
         self.queue.append((tensors, works))  # kept until they are sent
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            for work in self.queue.popleft()[1]:
-                work.wait()
+            for work in self.queue.pop(0)[1]:
+                guard(self.name, work.wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -201,7 +204,8 @@ def backward(mb):
     if not sizes[mb]:
         return
     x_in, x_2, x_3, x = live.pop(mb)
-    x.backward(gradients_from_2.take(mb))
+    (grad_x,) = gradients_from_2.take(mb)
+    x.backward(grad_x)
     gradients_to_0.send(mb, x_in.grad, x_2.grad, x_3.grad)
 
 
@@ -230,16 +234,15 @@ backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-pairs = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
-groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
+# before the first message: do all ranks run this compilation, with this torch, on this data?
+facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": SAMPLES}
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
 activations_from_0 = Edge(
     "activations 0->1",
     0,
-    groups[0, 1],
+    (0, 1),
     lambda n: [
         ((n, 8, 8, 8, 8), torch.float32),
         ((n, 16, 4, 4, 4), torch.float32),
@@ -249,31 +252,26 @@ activations_from_0 = Edge(
 gradients_to_0 = Edge(
     "gradients 1->0",
     0,
-    groups[1, 0],
+    (1, 0),
     lambda n: [
         ((n, 8, 8, 8, 8), torch.float32),
         ((n, 16, 4, 4, 4), torch.float32),
         ((n, 16, 2, 2, 2), torch.float32),
     ],
 )
-activations_to_2 = Edge(
-    "activations 1->2", 2, groups[1, 2], lambda n: [((n, 8, 8, 8, 8), torch.float32)]
-)
-gradients_from_2 = Edge(
-    "gradients 2->1", 2, groups[2, 1], lambda n: [((n, 8, 8, 8, 8), torch.float32)]
-)
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
-
-# before the first message: do all ranks run this compilation, with this torch, on this data?
-facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_from_0, gradients_to_0, activations_to_2, gradients_from_2]:
-    facts[edge.name] = str(edge.room(1))
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+activations_to_2 = Edge("activations 1->2", 2, (1, 2), lambda n: [((n, 8, 8, 8, 8), torch.float32)])
+gradients_from_2 = Edge("gradients 2->1", 2, (2, 1), lambda n: [((n, 8, 8, 8, 8), torch.float32)])
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+pairs = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
 
 live = {}  # microbatch -> what its backward needs
 for step in range(STEPS):

@@ -13,13 +13,12 @@ Each step runs 4 microbatches in GPipe order (F = forward, B = backward, time ->
     rank 3 | .. .. .. F0 F1 F2 F3 B0 B1 B2 B3 .. .. .. |  <- this file
 
 Before each F it receives x, float32[batch, 4, 16, 16, 16] from rank 2. After each B it sends rank
-2 the gradient of x. Data: 40 random samples; this stage reads labels. Weights: the model's own
-initialisation, of which each rank draws its part; at the end they go to weights-rank3.pt, named as
-in the whole model. This rank has the loss: it prints a line a step and appends it to
-metrics.jsonl.
+2 the gradient of x. Data: 40 random samples; this stage reads labels. Weights: this part of the
+model's own initialisation, drawn here; saved to weights-rank3.pt. This rank has the loss: it
+prints a line a step and appends it to metrics.jsonl.
 """
 
-import collections
+import ast
 import datetime
 import functools
 import json
@@ -35,7 +34,7 @@ import torch.nn.functional as F
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 3, 4, "rank 3, stage 3"
-COMPILATION = "8740a527a91f"  # the same in every rank's file
+COMPILATION = "3db4480e309a"  # the same in every rank's file
 MICROBATCHES = 4
 
 # training: what the spec asked for
@@ -124,39 +123,44 @@ def get_batch(step):
 
 
 # ----------------------------------------------------------------------------- communication
-class Edge:
-    """Messages from one rank to another, in order; one receive posted ahead, at most 4 sends
-    under way."""
+def guard(what, call, *args):
+    try:
+        return call(*args)
+    except RuntimeError as error:  # a rank is gone, or silent for too long
+        raise ConnectionError(f"{HERE}, step {step + 1}: lost {what}") from error
 
-    def __init__(self, name, peer, group, *shape, dtype=torch.float32):
-        self.name, self.peer, self.group, self.queue = name, peer, group, collections.deque()
+
+class Edge:
+    """Messages from rank to rank, in order; one receive ahead, at most 4 sends under way."""
+
+    def __init__(self, name, peer, pair, *shape, dtype=torch.float32):
+        self.name, self.peer, self.pair, self.queue = name, peer, pair, []
         self.shape, self.dtype = shape, dtype  # of one sample
+        facts[name] = str([((1, *shape), dtype)])
 
     def post(self, mb):
         if mb < MICROBATCHES and sizes[mb]:
             tensor = torch.empty(sizes[mb], *self.shape, dtype=self.dtype, device=device)
-            self.queue.append((tensor, dist.irecv(tensor, self.peer, group=self.group)))
+            work = guard(self.name, dist.irecv, tensor, self.peer, groups[self.pair])
+            self.queue.append((tensor, work))
 
     def take(self, mb):
         self.post(mb + 1)
-        tensor, work = self.queue.popleft()
-        try:
-            work.wait()
-        except RuntimeError as error:
-            raise ConnectionError(f"{HERE}, step {step + 1}: no {self.name} for mb {mb}") from error
+        tensor, work = self.queue.pop(0)
+        guard(f"{self.name} of mb {mb}", work.wait)
         return tensor
 
     def send(self, mb, tensor):
-        found, expected = (*tensor.shape, tensor.dtype), (sizes[mb], *self.shape, self.dtype)
-        if found != expected:
-            raise TypeError(f"{HERE}, step {step + 1}: {self.name}: {found}, not {expected}")
+        if (*tensor.shape, tensor.dtype) != (sizes[mb], *self.shape, self.dtype):
+            raise TypeError(f"{HERE}: {self.name} cannot take {tensor.dtype}{[*tensor.shape]}")
         self.wait(left=3)
         tensor = tensor.detach().contiguous()
-        self.queue.append((tensor, dist.isend(tensor, self.peer, group=self.group)))
+        work = guard(self.name, dist.isend, tensor, self.peer, groups[self.pair])
+        self.queue.append((tensor, work))
 
     def wait(self, left=0):
         while len(self.queue) > left:
-            self.queue.popleft()[1].wait()
+            guard(self.name, self.queue.pop(0)[1].wait)
 
 
 # ------------------------------------------------------------------------------------ a step
@@ -216,26 +220,24 @@ backend, device_id = ("nccl", device) if cuda else ("gloo", None)
 dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)
 STEPS = EPOCHS * -(-SAMPLES // GLOBAL_BATCH)
 with torch.device("meta"):  # no values yet
-    stage = Stage()
-stage.to_empty(device=device)
+    stage = Stage().to_empty(device=device)
 init_weights(stage)
-# a group for each direction, made by all ranks in one order: no message waits for another's
-pairs = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
-groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
-activations_from_2 = Edge("activations 2->3", 2, groups[2, 3], 4, 16, 16, 16)
-gradients_to_2 = Edge("gradients 3->2", 2, groups[3, 2], 4, 16, 16, 16)
-optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
-
 # before the first message: do all ranks run this compilation, with this torch, on this data?
-facts = {"compilation": COMPILATION, "torch": torch.__version__}
-for edge in [activations_from_2, gradients_to_2]:
-    facts[edge.name] = str([((1, *edge.shape), edge.dtype)])
-ranks = [None] * WORLD_SIZE
-dist.all_gather_object(ranks, facts)
-for fact in sorted(set().union(*ranks)):
+facts = {"compilation": COMPILATION, "torch": torch.__version__, "data": SAMPLES}
+facts["STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"] = STEPS, GLOBAL_BATCH, MICROBATCHES, SEED
+activations_from_2 = Edge("activations 2->3", 2, (2, 3), 4, 16, 16, 16)
+gradients_to_2 = Edge("gradients 3->2", 2, (3, 2), 4, 16, 16, 16)
+store = dist.group.WORLD.get_group_store()
+store.set(f"facts {RANK}", repr(facts))
+ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]
+for fact in dict.fromkeys(fact for facts in ranks for fact in facts):
     found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}
     if len(set(found.values())) > 1:
         raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")
+# a group for each direction, made by all ranks in one order: no message waits for another's
+pairs = [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}
+optimizer = torch.optim.AdamW(stage.named_parameters(), lr=LR)
 (FOLDER / "metrics.jsonl").unlink(missing_ok=True)
 begin = time.perf_counter()
 

@@ -37,6 +37,16 @@ def refuse_coupled(raw: Raw) -> None:
                 )
 
 
+def becomes(x: Op, y: Op) -> str:
+    """How two ops differ."""
+    if x.target != y.target:
+        return f"{x.target} becomes {y.target}"
+    if len(x.outputs) != len(y.outputs):
+        return f"{x.target} gives {len(x.outputs)} and {len(y.outputs)} results"
+    first, second = (f"call {call[1]} of {call[0] or 'the model'}" for call in (x.call, y.call))
+    return f"{first} becomes {second}"
+
+
 class Generaliser:
     """Merges captures at batch sizes `a` and `b` into one in terms of the batch."""
 
@@ -46,8 +56,8 @@ class Generaliser:
     def merge(self, first: Raw, second: Raw) -> Raw:
         """Raises CaptureError at the user's line where the captures differ otherwise."""
         for x, y in zip(first.ops, second.ops, strict=False):
-            if (x.target, x.outputs, x.call) != (y.target, y.outputs, y.call):
-                raise self.differs(x if x.where else y, f"{x.target} becomes {y.target}")
+            if (x.target, len(x.outputs), x.call) != (y.target, len(y.outputs), y.call):
+                raise self.differs(x if x.where else y, becomes(x, y))
         if len(first.ops) != len(second.ops):
             longer = max(first.ops, second.ops, key=len)
             raise self.differs(longer[-1], f"{len(first.ops)} operations become {len(second.ops)}")

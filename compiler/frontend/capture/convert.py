@@ -51,7 +51,7 @@ class Converter:
         """Traced node -> what it is in the graph."""
         self.names: dict[str, Arg] = {}
         """The same by the name that hooks saw: torch may name a region's results as an op in it."""
-        self.places = Places()
+        self.places = Places(traced.aliases)
 
     def convert(self) -> Raw:
         program = self.traced.program
@@ -89,7 +89,7 @@ class Converter:
             self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]
 
     def refuse_assignments(self) -> None:
-        """Raises CaptureError where forward assigns a tensor that it reads and that is no buffer."""
+        """Raises CaptureError where forward assigns a tensor that it reads and is no buffer."""
         for fqn, name in self.traced.assigned.items():
             if fqn in self.raw.states:
                 value = str(self.names.get(name))

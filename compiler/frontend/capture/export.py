@@ -22,7 +22,13 @@ from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
 from .build import Built, state_tensors
-from .private import is_data_dependent, node_name, on_autograd_function, on_checkpoint
+from .private import (
+    is_data_dependent,
+    node_name,
+    on_autograd_function,
+    on_checkpoint,
+    on_tensor_hook,
+)
 from .training import Training
 from .user import call_site, users_errors, users_line
 
@@ -44,6 +50,8 @@ class Traced:
     calls: Mapping[CallId, RawCall]
     assigned: Mapping[str, str]
     """Plain tensor that forward assigns -> the traced node that it becomes."""
+    aliases: Mapping[str, str]
+    """Other path of a module -> the path that the model knows it by first."""
 
 
 def export(
@@ -60,13 +68,20 @@ def export(
     with (
         note_calls(training.model, calls),
         note_assignments(training.model, assigned),
-        refuse_custom_backward(),
+        refuse_custom_backward(training.model),
         quiet(),
-        users_errors(None, "the model cannot be captured"),
+        users_errors(training.where, "the model cannot be captured"),
         plain_words(),
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls, assigned)
+    return Traced(program, calls, assigned, other_paths(training.model))
+
+
+def other_paths(model: nn.Module) -> dict[str, str]:
+    """Other path of a module that is held several times -> its first path, which hooks note."""
+    first = {id(module): path for path, module in model.named_modules()}
+    held = model.named_modules(remove_duplicate=False)
+    return {path: first[id(module)] for path, module in held if path != first[id(module)]}
 
 
 @contextmanager
@@ -132,6 +147,8 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
             if name not in held or value is held[name]:
                 continue
             if name in buffers:
+                if (value.shape, value.dtype) != (held[name].shape, held[name].dtype):
+                    raise CaptureError(f"forward gives the buffer {name} another shape or dtype")
                 with torch.no_grad() if value.requires_grad else nullcontext():
                     held[name].copy_(value)
             elif node := node_name(value):
@@ -178,24 +195,22 @@ def make_hooks(
 
 def traced(value: object) -> Arg:
     """A value that a module was given, with nodes for tensors; opaque objects become None."""
-
-    def tensor(item: object) -> Arg | None:
-        if isinstance(item, torch.Tensor):
-            name = node_name(item)
-            return None if name is None else Ref(name)
-        if hasattr(item, "to_tuple") and isinstance(item, Mapping):  # transformers' outputs
-            return Items(tuple((str(k), traced(v)) for k, v in item.items()))
-        return None
-
+    if isinstance(value, torch.Tensor):
+        name = node_name(value)
+        return None if name is None else Ref(name)
+    if isinstance(value, Mapping):  # transformers' outputs are such
+        return Items(tuple((str(key), traced(item)) for key, item in value.items()))
+    if isinstance(value, tuple | list):
+        return tuple(map(traced, value))
     try:
-        return to_arg(value, tensor)
+        return to_arg(value, lambda _: None)
     except TypeError:
         return None
 
 
 @contextmanager
-def refuse_custom_backward() -> Iterator[None]:
-    """Refuse what export drops without a word: custom autograd functions and checkpoints."""
+def refuse_custom_backward(model: nn.Module) -> Iterator[None]:
+    """Refuse what export drops without a word: custom autograd functions, checkpoints, hooks."""
 
     def function(cls: type) -> NoReturn:
         if issubclass(cls, CheckpointFunction):
@@ -213,5 +228,16 @@ def refuse_custom_backward() -> Iterator[None]:
             "call the function directly",
         )
 
-    with on_autograd_function(function), on_checkpoint(checkpoint):
+    def hook() -> NoReturn:
+        raise CaptureError(
+            "capture would lose this hook on a gradient", call_site(), "a loss that has its effect"
+        )
+
+    for path, module in model.named_modules():
+        hooks = (module._backward_hooks, module._backward_pre_hooks)
+        if any(hooks) or any(p._backward_hooks for p in module.parameters(recurse=False)):
+            raise CaptureError(
+                f"capture would lose the hooks on gradients of {path or 'the model'}"
+            )
+    with on_autograd_function(function), on_checkpoint(checkpoint), on_tensor_hook(hook):
         yield

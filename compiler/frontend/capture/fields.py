@@ -187,11 +187,6 @@ def check_binding(
             f"the data has no field {unknown[0]!r}; it has {', '.join(fields)}", where, hint
         )
     taken = forward.by_position[: len(binding.positional)]
-    strange = [n for n in binding.keywords if n not in forward.by_name and not forward.any_name]
-    if strange or (len(binding.positional) > len(taken) and not forward.any_position):
-        given = repr(strange[0]) if strange else f"{len(binding.positional)} inputs by position"
-        accepted = ", ".join(dict.fromkeys((*forward.by_position, *forward.by_name)))
-        raise CaptureError(f"forward does not take {given}; it takes {accepted}", where, hint)
     missing = [n for n in forward.required if n not in taken and n not in binding.keywords]
     if missing:
         raise CaptureError(
@@ -199,6 +194,11 @@ def check_binding(
             where,
             hint,
         )
+    strange = [n for n in binding.keywords if n not in forward.by_name and not forward.any_name]
+    if strange or (len(binding.positional) > len(taken) and not forward.any_position):
+        given = repr(strange[0]) if strange else f"{len(binding.positional)} inputs by position"
+        accepted = ", ".join(dict.fromkeys((*forward.by_position, *forward.by_name)))
+        raise CaptureError(f"forward does not take {given}; it takes {accepted}", where, hint)
     for name, declared in spec.model.inputs:
         meta = fields[declared.field]
         if declared.shape is not None and tuple(declared.shape[1:]) != meta.shape:

@@ -5,6 +5,7 @@ What does not rebuild to an equal module is no leaf, and is lifted as a class.
 """
 
 import inspect
+import re
 from collections.abc import Mapping
 from functools import cache
 
@@ -15,22 +16,19 @@ from ...ir.graph import Constructor
 from .arguments import dtype_name, to_arg
 
 containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-composites = tuple(
-    cls for name, cls in vars(nn).items() if name.startswith("Transformer") and inspect.isclass(cls)
-)
 ignored_attributes = frozenset(("_parameters", "_buffers", "_modules", "training", "inplace"))
+variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 rnn_arguments = (
     "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional",
-    "proj_size",
 )  # fmt: skip
 
 
 def constructor(module: nn.Module) -> Constructor | None:
     """How to build an equal module; None where that cannot be shown."""
     cls = type(module)
-    if getattr(nn, cls.__name__, None) is not cls or isinstance(module, (*containers, *composites)):
+    if getattr(nn, cls.__name__, None) is not cls or isinstance(module, containers):
         return None
-    if "forward" in vars(module) or has_hooks(module) or hasattr(module, "parametrizations"):
+    if "forward" in vars(module):
         return None
     arguments = read_arguments(module)
     if arguments is None:
@@ -50,19 +48,12 @@ def constructor(module: nn.Module) -> Constructor | None:
         fewer = {key: value for key, value in arguments.items() if key != name}
         if builds(module, fewer):
             arguments = fewer
-    positional = tuple(arguments[name] for name in needed)
-    keywords = tuple(
-        (name, to_arg(value, lambda _: None))
-        for name, value in arguments.items()
-        if name not in needed
-    )
-    return Constructor(
-        f"nn.{cls.__name__}", tuple(to_arg(value, lambda _: None) for value in positional), keywords
-    )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return any(getattr(module, name) for name in vars(module) if name.endswith("_hooks"))
+    try:
+        written = {name: to_arg(value, lambda _: None) for name, value in arguments.items()}
+    except TypeError:  # a tensor or a function
+        return None
+    keywords = tuple((name, value) for name, value in written.items() if name not in needed)
+    return Constructor(f"nn.{cls.__name__}", tuple(written[name] for name in needed), keywords)
 
 
 @cache
@@ -71,15 +62,18 @@ def required(cls: type[nn.Module]) -> tuple[str, ...]:
     if issubclass(cls, nn.RNNBase):
         return rnn_arguments[:2]
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
-    return tuple(p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD)
+    return tuple(p.name for p in parameters if p.default is p.empty and p.kind not in variable)
 
 
 def read_arguments(module: nn.Module) -> dict[str, object] | None:
     """The constructor's arguments, from the attributes of the same names."""
+    cls = type(module)
     if isinstance(module, nn.RNNBase):
-        names = list(rnn_arguments)
+        own = {"LSTM": "proj_size", "RNN": "nonlinearity"}.get(cls.__name__)
+        names = [*rnn_arguments, *([own] if own else [])]
     else:
-        names = list(inspect.signature(type(module).__init__).parameters)[1:]
+        parameters = inspect.signature(cls).parameters
+        names = [name for name, p in parameters.items() if p.kind not in variable]
     arguments: dict[str, object] = {}
     for name in names:
         if name.startswith("_") or name in ("device", "dtype", "inplace"):
@@ -95,7 +89,7 @@ def read_arguments(module: nn.Module) -> dict[str, object] | None:
             arguments[name] = getattr(module, "bias_k", None) is not None
         elif hasattr(module, name):
             arguments[name] = getattr(module, name)
-        else:
+        elif name in required(cls):  # type: ignore[arg-type]  # classes are hashable
             return None
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()} - {
         torch.get_default_dtype()
@@ -132,10 +126,12 @@ def describe(module: nn.Module, keys: Mapping[str, object] | None = None) -> tup
         and not name.startswith("_flat_weight_refs")
         and name != "_flat_weights"
     }
+    children = [(name, type(child)) for name, child in module.named_children()]
     tensors = [(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in module.named_parameters()]
     tensors += [(name, tuple(t.shape), dtype_name(t.dtype)) for name, t in module.named_buffers()]
     return (
         attributes,
+        children,
         tensors,
-        module.extra_repr().replace(", inplace=True", "").replace("inplace=True", ""),
+        re.sub(r"(, )?inplace(=\w+)?", "", module.extra_repr()),
     )

@@ -1,6 +1,7 @@
 """Where a traced node stands in the user's code: its module call, its statement, its line."""
 
 import re
+from collections.abc import Mapping
 
 from torch.fx import Node
 
@@ -13,7 +14,8 @@ from .user import is_users, place
 class Places:
     """Finds the places of nodes, given in order, and numbers the statements as they run."""
 
-    def __init__(self) -> None:
+    def __init__(self, aliases: Mapping[str, str]) -> None:
+        self.aliases = aliases
         self.statements: dict[int, Statement] = {}
         self.call_statements: dict[CallId, int] = {}
         """Call -> the statement of its caller that makes it."""
@@ -23,7 +25,8 @@ class Places:
 
     def find(self, node: Node) -> tuple[CallId, int]:
         """The module call around a node, and the number of the statement it belongs to there."""
-        stack = module_calls(node)
+        named = module_calls(node)
+        stack = [(self.aliases.get(path, path), number) for path, number in named]
         if not stack:
             return ("", 0), self.number(("", -1), Frame("", 0), "")  # the loss
         lines = frames(node.stack_trace)[1:]  # likewise
@@ -32,7 +35,7 @@ class Places:
             if child not in self.call_statements:
                 line = lines[depth] if aligned else None
                 self.parents[child] = stack[depth]
-                self.call_statements[child] = self.number(stack[depth], line, child[0])
+                self.call_statements[child] = self.number(stack[depth], line, named[depth + 1][0])
         own = lines[-1] if aligned else users_frame(frames(node.stack_trace))
         return stack[-1], self.number(stack[-1], own, "")
 

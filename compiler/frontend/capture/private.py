@@ -1,5 +1,6 @@
 """Every use of torch's private interfaces, in one place, each with what is public around it."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import flop_registry
+
+from .user import is_users
 
 
 def fake_mode() -> FakeTensorMode:
@@ -92,21 +95,42 @@ def fakes_convert() -> Iterator[None]:
 
 @contextmanager
 def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
-    """Call `refuse` with the class where a user's torch.autograd.Function is applied."""
-    original = torch.autograd.Function.__dict__["apply"]
+    """Call `refuse` with the class where a user's torch.autograd.Function is applied.
+
+    What is patched lies below Function.apply, which people bind to a name of their own.
+    """
+    base: Any = torch.autograd.function._SingleLevelFunction
 
     def apply(cls: Any, /, *args: object, **kwargs: object) -> object:
         if not cls.__module__.startswith("torch.") or issubclass(
             cls, torch.utils.checkpoint.CheckpointFunction
         ):
             refuse(cls)
-        return original.__func__(cls, *args, **kwargs)
+        return super(base, cls).apply(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+    base.apply = classmethod(apply)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+        del base.apply
+
+
+@contextmanager
+def on_tensor_hook(refuse: Callable[[], object]) -> Iterator[None]:
+    """Call `refuse` where a user's line puts a hook on a tensor's gradient; torch does so, too."""
+    original = torch.Tensor.register_hook
+
+    def register_hook(tensor: torch.Tensor, hook: Callable[..., object]) -> object:
+        frame = inspect.currentframe()
+        if frame and frame.f_back and is_users(frame.f_back.f_code.co_filename):
+            refuse()
+        return original(tensor, hook)  # type: ignore[no-untyped-call]
+
+    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.register_hook = original  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # as everyone calls it
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.spec import Spec
 from .fields import Binding
 from .user import resolve
@@ -17,10 +17,14 @@ class Training(nn.Module):
     """Takes the fields in the binding's order, returns the mean loss over the samples."""
 
     def __init__(
-        self, model: nn.Module, loss: Callable[..., torch.Tensor], binding: Binding
+        self,
+        model: nn.Module,
+        loss: Callable[..., torch.Tensor],
+        binding: Binding,
+        where: Location | None,
     ) -> None:
         super().__init__()
-        self.model, self.loss, self.binding = model, loss, binding
+        self.model, self.loss, self.binding, self.where = model, loss, binding, where
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         fields = dict(zip(self.binding.fields, values, strict=True))
@@ -35,16 +39,15 @@ def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
     """Put the spec's loss behind the model."""
     name, where = spec.model.loss, spec.at("model.loss")
     if name == "output":
-        return Training(model, returned_loss, binding)
+        return Training(model, returned_loss, binding, where)
     if ":" in name:
         loss = resolve(name, spec.folder, where)
     else:
         loss = cross_entropy if name == "cross_entropy" else getattr(F, name, None)
     if not callable(loss):
-        raise CaptureError(
-            f"{name!r} is not in torch.nn.functional", where, "or name a function: losses.py:loss"
-        )
-    return Training(model, loss, binding)
+        what = f"{name} is not callable" if loss else f"{name!r} is not in torch.nn.functional"
+        raise CaptureError(what, where, "or name a function: losses.py:loss")
+    return Training(model, loss, binding, where)
 
 
 def output_name(loss: Callable[..., torch.Tensor]) -> str:
@@ -62,8 +65,9 @@ def returned_loss(output: object) -> torch.Tensor:
     elif isinstance(output, tuple | list) and output:
         output = output[0]
     if not isinstance(output, torch.Tensor) or output.dim() != 0:
-        shape = list(output.shape) if isinstance(output, torch.Tensor) else ""
-        found = f"{type(output).__name__}{shape}"
+        found = type(output).__name__
+        if isinstance(output, torch.Tensor):
+            found = f"a tensor of shape {list(output.shape)}"
         raise TypeError(
             f"the model returned {found}, not a loss; name one in the spec: model: {{loss: ...}}"
         )

@@ -30,7 +30,7 @@ def resolve(target: str, folder: Path, where: Location | None) -> object:
     A file is imported afresh each time, so that an edit between two compilations counts.
     """
     place, _, name = target.partition(":")
-    with users_errors(where, f"cannot import {target}"):
+    with users_errors(where, f"cannot import {target}"), beside(target, folder):
         module = (
             import_file(folder / place) if place.endswith(".py") else importlib.import_module(place)
         )
@@ -51,7 +51,7 @@ def public(module: ModuleType) -> list[str]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file under a name of its own; its folder is searched for what it imports."""
+    """Import a file under a name of its own."""
     digest = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     name = f"{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -59,22 +59,52 @@ def import_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent))
+    spec.loader.exec_module(module)
     return module
+
+
+found_beside: set[str] = set()
+"""Modules that users' files imported from their own folders."""
+
+
+@contextmanager
+def beside(target: str, folder: Path) -> Iterator[None]:
+    """What the file in `target` imports is looked for in its folder first, and afresh, like itself:
+    other jobs have other modules of the same name."""
+    place = target.partition(":")[0]
+    base = str((folder / place).resolve().parent)
+    if not place.endswith(".py") or base in sys.path:  # the latter within a call
+        yield
+        return
+    for name in found_beside:
+        sys.modules.pop(name, None)
+    found_beside.clear()
+    known = set(sys.modules)
+    importlib.invalidate_caches()
+    sys.path.insert(0, base)
+    try:
+        yield
+    finally:
+        sys.path.remove(base)
+        new = {name for name in set(sys.modules) - known if name.partition(".")[0] not in known}
+        found_beside.update(name for name in new if is_within(sys.modules[name], base))
+
+
+def is_within(module: ModuleType, folder: str) -> bool:
+    """Whether a module's file lies in a folder, and not in an environment there."""
+    file = getattr(module, "__file__", None) or ""
+    return file.startswith(f"{folder}/") and "site-packages" not in file
 
 
 def call(factory: Factory, folder: Path, where: Location | None) -> object:
     """Call a factory with its arguments; those that are factories themselves are called first."""
-    function = resolve(factory.target, folder, where)
-    if not callable(function):
-        raise CaptureError(f"{factory.target} is not callable", where)
-    arguments = {name: argument(value, folder, where) for name, value in factory.args.items()}
-    with users_errors(where, f"{factory.target} failed"):
-        return function(**arguments)
+    with beside(factory.target, folder):
+        function = resolve(factory.target, folder, where)
+        if not callable(function):
+            raise CaptureError(f"{factory.target} is not callable", where)
+        arguments = {name: argument(value, folder, where) for name, value in factory.args.items()}
+        with users_errors(where, f"{factory.target} failed"):
+            return function(**arguments)
 
 
 def argument(value: Value, folder: Path, where: Location | None) -> object:

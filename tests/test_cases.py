@@ -1,0 +1,295 @@
+"""Cases: what users of such systems ran into in public, each named by its number in the list.
+
+All start from one small model: 6 blocks of width 16, tanh(Linear), batch 8, fp32, seed 0, SGD with
+lr 0.1, on 2 ranks or as the case says. Losses, gradients, parameters and buffers are compared with
+the model in one process, step by step.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from jobs import make_spec, prove
+
+from ppc import pipeline
+from ppc.emit.write import write
+from ppc.errors import SpecError
+from ppc.frontend.samples import samples_of_step
+from ppc.run.launch import run_forked
+
+pytestmark = pytest.mark.dist
+
+BLOCK = """
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+def blocks(count=6):
+    return nn.ModuleList(Block() for _ in range(count))
+"""
+PLAIN = """
+class Net(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.blocks = blocks(count)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def build(count=6):
+    return Net(count)
+"""
+LANGUAGE_MODEL = """
+class Net(nn.Module):
+    def __init__(self, vocab, tied):
+        super().__init__()
+        self.embed = nn.Embedding(vocab, 16)
+        self.blocks = blocks()
+        self.head = nn.Linear(16, vocab, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def build(vocab=32, tied=True):
+    return Net(vocab, tied)
+"""
+ROWS = {"x": {"shape": [16]}, "y": {"shape": [16]}}
+TOKEN = {"dtype": "int64", "high": 32}
+
+
+def small(folder: Path, code: str = PLAIN, *, model=None, data=None, train=None, **parallel):
+    """The spec of a case: what it does not say is as in the head of this file."""
+    parallel = {"pipeline": 2, "microbatches": 4} | parallel
+    return make_spec(
+        folder,
+        BLOCK + code,
+        model=model or {},
+        data={"source": "random", "samples": 32, "fields": ROWS} | (data or {}),
+        train={"global_batch": 8, "steps": 4} | (train or {}),
+        cluster={"devices_per_node": parallel["pipeline"]},
+        parallel=parallel,
+    )
+
+
+def language_model(folder: Path, *, vocab: int = 32, tied: bool = True, **options):
+    data = {"fields": {"tokens": TOKEN, "labels": TOKEN}}
+    model = {"loss": "cross_entropy", "args": {"vocab": vocab, "tied": tied}}
+    return small(folder, LANGUAGE_MODEL, model=model, data=data, **options)
+
+
+def edges(spec):
+    return {
+        edge for program in pipeline.lower(spec, spec.folder).programs for edge in program.edges
+    }
+
+
+def blocks_of_stages(spec):
+    """How many blocks each stage has."""
+    job = pipeline.lower(spec, spec.folder)
+    paths = [[job.graph.layers[i].path for i in stage.layers] for stage in job.plan.stages]
+    return [sum(path.startswith("blocks") for path in stage) for stage in paths]
+
+
+def train(spec, server):
+    """Run the scripts: what the ranks printed, and the rows of metrics.jsonl."""
+    folder = spec.folder / "out"
+    write(pipeline.compile(spec, folder), folder)
+    world_size = spec.parallel.pipeline
+    result = run_forked(folder, world_size, timeout_s=60, server=server).check()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [rank.stdout for rank in result.ranks], rows
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_c1_tied_weights_are_one_parameter(tmp_path, fork_server, stages):
+    spec = language_model(tmp_path, pipeline=stages)
+    found = prove(spec, fork_server, exact=False)
+    compared = {(row.kind, row.step): row.compared for row in found.rows}
+    assert compared["gradient", 0] == 2 * 6 + 2  # that of the tied weight on both of its ranks
+    assert compared["saved", None] == 2 * 6 + 2 + 1  # under both names, and that all load
+
+
+def test_c4_a_buffer_that_all_blocks_use(tmp_path, fork_server):
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cos", torch.cos(torch.arange(16.0)), persistent=False)
+        self.blocks = blocks()
+
+    def forward(self, x):
+        scale = self.cos * 2
+        for block in self.blocks:
+            x = block(x) * scale
+        return x
+
+def build():
+    return Net()
+"""
+    spec = small(tmp_path, code, pipeline=3)
+    prove(spec, fork_server, exact=False)
+    assert {len(edge.values) for edge in edges(spec)} == {1}  # x alone, and its gradient
+
+
+def test_c6_a_skip_from_the_first_stage_to_the_last(tmp_path, fork_server):
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = blocks()
+
+    def forward(self, x):
+        first = x = self.blocks[0](x)
+        for block in self.blocks[1:]:
+            x = block(x)
+        return x + first
+
+def build():
+    return Net()
+"""
+    spec = small(tmp_path, code, pipeline=3, schedule="1f1b")
+    prove(spec, fork_server, exact=False)
+    assert {(edge.source, edge.target) for edge in edges(spec)} >= {(0, 2), (2, 0)}
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_c7_a_keyword_input_that_later_stages_need(tmp_path, fork_server, stages):
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = blocks()
+
+    def forward(self, x, *, scale):
+        for block in self.blocks:
+            x = block(x) * scale
+        return x
+
+def build():
+    return Net()
+"""
+    data = {"fields": ROWS | {"scale": {"shape": [1]}}}
+    prove(small(tmp_path, code, data=data, pipeline=stages), fork_server, exact=False)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_c8_labels_for_a_loss_inside_the_model(tmp_path, fork_server, stages):
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = blocks()
+
+    def forward(self, x, labels):
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.mse_loss(x, labels)
+
+def build():
+    return Net()
+"""
+    data = {"fields": {"x": {"shape": [16]}, "labels": {"shape": [16]}}}
+    model = {"loss": "output"}
+    spec = small(tmp_path, code, model=model, data=data, pipeline=stages)
+    prove(spec, fork_server, exact=False)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_c16_microbatches_that_do_not_divide_the_batch(tmp_path, fork_server, schedule):
+    spec = small(tmp_path, train={"global_batch": 10}, schedule=schedule)
+    prove(spec, fork_server, exact=False)
+
+
+def test_c17_a_short_last_batch(tmp_path, fork_server):
+    spec = small(tmp_path, data={"samples": 22}, train={"epochs": 2})
+    found = prove(spec, fork_server, exact=False)
+    assert sum(row.kind == "loss" for row in found.rows) == 6
+    for epoch in range(2):
+        taken = [n for step in range(3) for n in samples_of_step(spec, 22, 3 * epoch + step)]
+        assert sorted(taken) == list(range(22))
+
+
+def test_c17_data_smaller_than_a_batch(tmp_path, fork_server):
+    spec = small(tmp_path, data={"samples": 5}, train={"epochs": 2})
+    found = prove(spec, fork_server, exact=False)
+    assert sum(row.kind == "loss" for row in found.rows) == 2
+    with pytest.raises(SpecError, match="5 samples make no batch of 8, and last_batch drops them"):
+        small(tmp_path, data={"samples": 5, "last_batch": "drop"})
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_c20_fewer_microbatches_than_stages(tmp_path, fork_server, schedule, microbatches):
+    spec = small(tmp_path, pipeline=3, schedule=schedule, microbatches=microbatches)
+    prove(spec, fork_server, exact=False)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_c22_blocks_that_the_stages_do_not_divide(tmp_path, fork_server, stages):
+    spec = small(tmp_path, model={"args": {"count": 7}}, pipeline=stages)
+    found = prove(spec, fork_server, exact=False)
+    assert sum(blocks_of_stages(spec)) == 7
+    (loads,) = [row for row in found.rows if row.kind == "saved"]
+    assert loads.compared == 2 * 7 + 1  # each parameter once, and that their union loads strictly
+
+
+@pytest.mark.parametrize(("stages", "expected"), [(2, [6, 0]), (4, [0, 3, 3, 0])])
+def test_c23_an_embedding_and_a_head_have_weight(tmp_path, stages, expected):
+    """In time and in memory: with 50,000 words each outweighs all blocks."""
+    spec = language_model(tmp_path, vocab=50_000, pipeline=stages)
+    assert blocks_of_stages(spec) == expected
+    memory = pipeline.lower(spec, tmp_path).report.memory
+    for rank in (0, stages - 1):
+        assert memory[rank].parameters >= 50_000 * 16 * 4
+
+
+def test_c24_a_line_each_step_with_the_true_loss(tmp_path, fork_server):
+    losses = {}
+    for schedule in ("gpipe", "1f1b"):
+        folder = tmp_path / schedule
+        folder.mkdir()
+        spec = small(folder, schedule=schedule)
+        printed, rows = train(spec, fork_server)
+        losses[schedule] = [row["loss"] for row in rows]
+        assert printed[0] == ""
+        lines = printed[1].splitlines()
+        assert [line.split(" | ")[0] for line in lines] == [f"step {i}/4" for i in range(1, 5)]
+        assert [line.split(" | ")[1] for line in lines] == [
+            f"loss {loss:.4f}" for loss in losses[schedule]
+        ]
+        prove(spec, fork_server, exact=False)
+    assert losses["gpipe"] == pytest.approx(losses["1f1b"], abs=1e-6)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("stages", [2, 3])
+def test_c26_clipping_by_the_norm_of_the_whole_model(tmp_path, fork_server, stages, tied):
+    norms = {}
+    for count in (1, stages):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        spec = language_model(folder, tied=tied, train={"clip_norm": 0.1}, pipeline=count)
+        _, rows = train(spec, fork_server)
+        norms[count] = [row["gradient_norm"] for row in rows]
+    assert min(norms[1]) > 0.1  # all steps are clipped
+    assert norms[stages] == pytest.approx(norms[1], rel=1e-4)
+    prove(spec, fork_server, exact=False)
+
+
+def test_c43_many_transfers_over_gloo(tmp_path, fork_server):
+    """It neither hangs nor drifts: 50 steps with 48 transfers each, side by side in float64."""
+    spec = small(tmp_path, train={"steps": 50, "timeout": 20}, pipeline=4, microbatches=8)
+    found = prove(spec, fork_server)
+    assert sum(row.kind == "loss" for row in found.rows) == 50

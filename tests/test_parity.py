@@ -1,0 +1,248 @@
+"""What a spec asks for, the scripts do: models, data, batches, optimizers, schedules of the rate.
+
+Each case compiles anew in float64, runs the ranks and the user's own model, and compares every
+step's loss, gradients, weights and buffers (limit 1e-10), and what was saved.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jobs import make_spec, prove, vary
+from safetensors.torch import save_file
+
+from ppc.pipeline import lower
+
+pytestmark = pytest.mark.dist
+
+IMAGES = {
+    "samples": 20,
+    "fields": {
+        "images": {"shape": [3, 16, 16]},
+        "labels": {"shape": [], "dtype": "int64", "high": 10},
+    },
+}
+VOLUMES = {
+    "samples": 10,
+    "fields": {
+        "volumes": {"shape": [1, 8, 8, 8]},
+        "labels": {"shape": [8, 8, 8], "dtype": "int64", "high": 3},
+    },
+}
+TEXT = {"sequence": 8}
+GPT2 = {"layers": 2, "width": 16, "heads": 2, "context": 8, "dropout": 0.1}
+LLAMA = {"layers": 3, "width": 16, "heads": 2, "kv_heads": 1, "context": 8}
+MLP = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.head(x)
+
+def build():
+    return Net()
+"""
+FIELDS = {"x": {"shape": [6]}, "y": {"shape": [2]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "data", "stages", "schedule"),
+    [
+        ("resnet18", {"width": 4}, IMAGES, 2, "gpipe"),
+        ("resnet18", {"width": 4}, IMAGES, 3, "1f1b"),
+        ("unet3d", {"levels": 2}, VOLUMES, 3, "1f1b"),
+        ("unet3d", {"levels": 2}, VOLUMES, 4, "gpipe"),
+        ("lstm", {"width": 16}, TEXT, 2, "1f1b"),
+        ("lstm", {"width": 16}, TEXT, 3, "gpipe"),
+        ("dlrm", {}, {}, 2, "1f1b"),
+        ("dlrm", {}, {}, 3, "gpipe"),
+        ("frozen", {}, IMAGES, 2, "gpipe"),
+        ("frozen", {}, IMAGES, 3, "1f1b"),
+        ("gpt2", GPT2, TEXT, 2, "1f1b"),
+        ("gpt2", GPT2, TEXT, 4, "gpipe"),
+        ("llama", LLAMA, TEXT, 2, "gpipe"),
+        ("llama", LLAMA, TEXT, 3, "1f1b"),
+    ],
+)
+def test_a_model(tmp_path, fork_server, name, args, data, stages, schedule):
+    parallel = {"pipeline": stages, "schedule": schedule, "microbatches": 3}
+    spec = vary(tmp_path, name, args, data=data, train={"global_batch": 8}, parallel=parallel)
+    prove(spec, fork_server, steps=3)
+
+
+def test_skips_over_stages(tmp_path, fork_server):
+    cuts = ["encoders.1", "bottleneck", "ups.1"]
+    parallel = {"pipeline": 4, "schedule": "1f1b", "microbatches": 3, "cuts": cuts}
+    spec = vary(tmp_path, "unet3d", {"levels": 2}, data=VOLUMES, parallel=parallel)
+    programs = lower(spec, tmp_path).programs
+    ends = {(edge.source, edge.target) for program in programs for edge in program.edges}
+    assert ends >= {(0, 3), (3, 0)}
+    prove(spec, fork_server, steps=3)
+
+
+@pytest.mark.parametrize("name", ["dlrm", pytest.param("unet3d", marks=pytest.mark.slow)])
+def test_a_model_under_torchrun(tmp_path, name):
+    prove(vary(tmp_path, name, train={"global_batch": 8}), None, steps=2)
+
+
+def mlp(folder: Path, *, data=None, train=None, **parallel):
+    """The small net on 22 random samples, in batches of 8: the last of an epoch has 6."""
+    data = {"source": "random", "samples": 22, "fields": FIELDS} | (data or {})
+    parallel = {"pipeline": 2, "microbatches": 3} | parallel
+    return make_spec(
+        folder,
+        MLP,
+        data={key: value for key, value in data.items() if value is not None},
+        train={"global_batch": 8, "steps": 6} | (train or {}),
+        cluster={"devices_per_node": parallel["pipeline"]},
+        parallel=parallel,
+    )
+
+
+def num_steps(found):
+    return sum(row.kind == "loss" for row in found.rows)
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop"])
+@pytest.mark.parametrize("samples", [8, 9, 22, 24])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 4), (2, 1), (2, 3), (3, 4), (3, 8)])
+def test_batches(tmp_path, fork_server, last_batch, samples, stages, microbatches):
+    """Even and uneven microbatches; a last batch of 1 or of 6 samples, or none."""
+    data = {"samples": samples, "last_batch": last_batch}
+    spec = mlp(tmp_path, data=data, pipeline=stages, microbatches=microbatches)
+    assert num_steps(prove(spec, fork_server)) == 6
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_fewer_samples_than_microbatches(tmp_path, fork_server, samples):
+    prove(mlp(tmp_path, data={"samples": samples}, pipeline=3, microbatches=5), fork_server)
+
+
+@pytest.mark.parametrize(("last_batch", "steps"), [("keep", 6), ("drop", 4)])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_epochs(tmp_path, fork_server, last_batch, steps, schedule):
+    spec = mlp(
+        tmp_path,
+        data={"last_batch": last_batch},
+        train={"epochs": 2, "lr_schedule": "linear"},
+        schedule=schedule,
+    )
+    assert num_steps(prove(spec, fork_server)) == steps
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+        {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        {"name": "sgd", "lr": 0.1, "momentum": 0.9, "dampening": 0.3},
+        {"name": "adamw", "lr": 0.01},
+        {"name": "adamw", "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.2, "amsgrad": True},
+    ],
+    ids=["momentum", "nesterov", "dampening", "adamw", "amsgrad"],
+)
+def test_an_optimizer(tmp_path, fork_server, optimizer):
+    prove(mlp(tmp_path, train={"optimizer": optimizer}), fork_server)
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 2, 6])
+@pytest.mark.parametrize("final", [0, 0.1])
+def test_a_course_of_the_learning_rate(tmp_path, fork_server, name, warmup, final):
+    course = {"name": name, "warmup": warmup} | ({"final": final} if name != "constant" else {})
+    prove(mlp(tmp_path, train={"lr_schedule": course}), fork_server)
+
+
+@pytest.mark.parametrize("norm", [0.05, 1e9])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_clipping(tmp_path, fork_server, norm, stages):
+    prove(mlp(tmp_path, train={"clip_norm": norm}, pipeline=stages), fork_server)
+
+
+def test_float32(tmp_path, fork_server):
+    train = {"clip_norm": 0.05, "optimizer": "adamw", "lr_schedule": {"name": "cosine"}}
+    prove(mlp(tmp_path, train=train, pipeline=3), fork_server, exact=False)
+
+
+def test_another_seed(tmp_path, fork_server):
+    prove(mlp(tmp_path, train={"seed": 7}), fork_server)
+
+
+def write_npy(folder):
+    generator = np.random.default_rng(0)
+    np.save(folder / "x.npy", generator.standard_normal((22, 6)).astype(np.float32))
+    np.save(folder / "y.npy", generator.standard_normal((22, 2)))
+    return {"source": "arrays", "files": {"x": "x.npy", "y": "y.npy"}}
+
+
+def write_fortran_npy(folder):
+    generator = np.random.default_rng(0)
+    np.save(folder / "x.npy", np.asfortranarray(generator.random((22, 6)).astype(np.float16)))
+    np.save(folder / "y.npy", np.asfortranarray(generator.integers(0, 9, (22, 2), np.int16)))
+    return {"source": "arrays", "files": {"x": "x.npy", "y": "y.npy"}}
+
+
+def write_safetensors(folder):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(22, 6, generator=generator)
+    y = torch.randn(22, 2, generator=generator, dtype=torch.float64)
+    save_file({"x": x, "y": y}, folder / "arrays.safetensors")
+    return {"source": "arrays", "files": "arrays.safetensors"}
+
+
+def write_dataset(folder):
+    (folder / "points.py").write_text("""
+import torch
+from torch.utils.data import Dataset
+
+class Points(Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        x = torch.randn(6, generator=torch.Generator().manual_seed(i))
+        return x, [0.1 * i, 1.0]
+""")
+    return {"source": "points.py:Points", "args": {"count": 22}, "fields": ["x", "y"]}
+
+
+def write_dataset_of_dicts(folder):
+    (folder / "points.py").write_text("""
+import numpy as np
+
+class Points:
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, i):
+        return {"y": np.array([0.1 * i, 1.0]), "x": np.random.default_rng(i).random(6)}
+""")
+    return {"source": "points.py:Points"}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [write_npy, write_fortran_npy, write_safetensors, write_dataset, write_dataset_of_dicts],
+)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_data(tmp_path, fork_server, write, stages):
+    data = dict.fromkeys(("samples", "fields")) | write(tmp_path)
+    prove(mlp(tmp_path, data=data, pipeline=stages), fork_server, exact=stages == 3)
+
+
+def test_text(tmp_path, fork_server):
+    """Of several patterns, a file found twice, and one that makes no sample of its own."""
+    for name, text in (("a.txt", "some text " * 9), ("b.txt", "more" * 20), ("c.txt", "x")):
+        (tmp_path / name).write_text(text)
+    data = {"files": ["*.txt", "a*"], "sequence": 8, "last_batch": "drop"}
+    spec = vary(tmp_path, "lstm", {"width": 8, "vocab": 256}, data=data, train={"global_batch": 8})
+    prove(spec, fork_server, steps=5)

@@ -1,0 +1,231 @@
+"""What a trace would get wrong without a word is refused, at the user's own line."""
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import make_spec
+from nets import net
+
+from ppc.errors import CaptureError
+from ppc.frontend.capture.capture import capture
+
+pytestmark = pytest.mark.torch
+
+
+def refusal(folder, code, **sections):
+    """The complaint, and the user's text in the line that it names."""
+    with pytest.raises(CaptureError) as raised:
+        capture(make_spec(folder, code, **sections))
+    error = raised.value
+    line = Path(error.where.file).read_text().splitlines()[error.where.line - 1]
+    return str(error).split(": ", 1)[1], line.strip()
+
+
+function = """
+class Times(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad
+
+apply = Times.apply
+"""
+
+
+@pytest.mark.parametrize("call", ["Times.apply(h)", "apply(h)", "Later.apply(h)"])
+def test_custom_backward(call, tmp_path):
+    before = f"{function}\nclass Later(Times):\n    pass\n"
+    message, line = refusal(tmp_path, net(f"h = self.a(x)\nreturn self.b({call})", before=before))
+    assert "is a torch.autograd.Function: capture would lose its backward" in message
+    assert line == f"return self.b({call})"
+
+
+def test_hooks_on_gradients(tmp_path):
+    step = "h.register_hook(lambda grad: -grad)"
+    message, line = refusal(tmp_path, net(f"h = self.a(x)\n{step}\nreturn self.b(h)"))
+    assert message.startswith("capture would lose this hook on a gradient")
+    assert line == step
+
+
+@pytest.mark.parametrize(("init", "owner"), [
+    ("self.a.register_full_backward_hook(lambda *_: None)", "a"),
+    ("self.a.weight.register_hook(lambda grad: -grad)", "a"),
+    ("self.register_full_backward_pre_hook(lambda *_: None)", "the model"),
+])  # fmt: skip
+def test_hooks_of_the_factory(init, owner, tmp_path):
+    with pytest.raises(CaptureError, match=f"would lose the hooks on gradients of {owner}$"):
+        capture(make_spec(tmp_path, net(init=init)))
+
+
+checkpoints = {
+    "function": "torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)",
+    "by name": "checkpoint(self.a, x, use_reentrant=False)",
+    "by another name": "again(self.a, x, use_reentrant=False)",
+    "reentrant": "again(self.a, x, use_reentrant=True)",
+    "sequential": "in_pieces(self.s, 2, x, use_reentrant=False)",
+}
+
+
+@pytest.mark.parametrize("call", checkpoints.values(), ids=checkpoints)
+def test_checkpoint(call, tmp_path):
+    before = """
+import torch.utils.checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint as again
+from torch.utils.checkpoint import checkpoint_sequential as in_pieces
+"""
+    init = "self.s = nn.Sequential(nn.Linear(5, 5), self.a)"
+    message, line = refusal(tmp_path, net(f"h = {call}\nreturn self.b(h)", init, before=before))
+    assert message.startswith("capture would lose this torch.utils.checkpoint")
+    assert line == f"h = {call}"
+
+
+def test_what_was_patched_is_as_before(tmp_path):
+    before = (
+        "apply" in vars(torch.autograd.function._SingleLevelFunction),
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
+        torch.nn.init._no_grad_trunc_normal_,
+        torch.utils.swap_tensors,
+        torch.Tensor.register_hook,
+        torch.get_default_dtype(),
+        logging.root.manager.disable,
+    )
+    capture(make_spec(tmp_path, net(), train={"precision": "fp64"}))
+    refusal(tmp_path, net("return self.b(self.a(x)) * x.sum().item()"))
+    assert before == (
+        "apply" in vars(torch.autograd.function._SingleLevelFunction),
+        torch.utils.checkpoint._checkpoint_without_reentrant_generator,
+        torch.nn.init._no_grad_trunc_normal_,
+        torch.utils.swap_tensors,
+        torch.Tensor.register_hook,
+        torch.get_default_dtype(),
+        logging.root.manager.disable,
+    )
+
+
+values = {
+    "if": "if h.sum() > 0:\n    h = -h",
+    "item": "h = h * x.sum().item()",
+    "int": "h = h * int(x.sum())",
+    "float, used": "h = h * float(x[0, 0])",
+    "tolist": "h = h * x[0].tolist()[1]",
+    "mask": "h = h + h[h[:, 0] > 0].sum()",
+    "nonzero": "h = h + h.nonzero().sum()",
+    "unique": "h = h + h.unique().sum()",
+    "loop": "for _ in range(int(x[0, 0])):\n    h = h * 2",
+}
+
+
+@pytest.mark.parametrize("step", values.values(), ids=values)
+def test_values_of_the_data(step, tmp_path, capsys):
+    message, line = refusal(tmp_path, net(f"h = self.a(x)\n{step}\nreturn self.b(h)"))
+    assert message.splitlines() == [
+        "what forward computes hangs on the values of its data, not just on their shapes",
+        "hint: torch.where instead of `if`, all elements instead of x[mask], no .item()",
+    ]
+    assert line == step.splitlines()[0]
+    assert capsys.readouterr().err == ""  # torch has a lot to print
+
+
+def test_autocast(tmp_path):
+    step = "with torch.autocast('cpu', torch.bfloat16):\n    h = self.a(x)"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h.float())"))
+    assert message.startswith("an autocast region inside forward (bfloat16) is not supported yet")
+    assert line == "h = self.a(x)"
+
+
+def test_operations_of_others(tmp_path):
+    before = """
+@torch.library.custom_op("theirs::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+class Inner(nn.Module):
+    def forward(self, x):
+        return torch.ops.theirs.twice(x)
+"""
+    code = net("return self.b(self.m(self.a(x)))", "self.m = Inner()", before=before)
+    message, line = refusal(tmp_path, code)
+    assert "theirs.twice.default in m is an operation of theirs's own" in message
+    assert line == "return torch.ops.theirs.twice(x)"
+
+
+def test_plain_tensors_that_forward_changes(tmp_path):
+    code = net("self.k = self.k + 1\nreturn self.b(self.a(x)) * self.k", "self.k = torch.ones(())")
+    message, line = refusal(tmp_path, code)
+    assert message.startswith("forward assigns k, which it also reads, and which is no buffer")
+    assert 'self.register_buffer("k", ...)' in message
+    assert line == "self.k = self.k + 1"
+
+
+def test_plain_tensors_that_forward_only_writes(tmp_path):
+    code = net("self.k = self.a(x)\nreturn self.b(self.k)", "self.k = torch.ones(())")
+    capture(make_spec(tmp_path, code))
+
+
+@pytest.mark.parametrize("hidden", ["[nn.Linear(8, 8)]", "[lambda h: h * torch.randn(8)]"])
+def test_random_tensors_that_the_model_does_not_own(hidden, tmp_path):
+    init = f"self.m = {hidden}\nself.r = [torch.randn(8)]"
+    message, line = refusal(tmp_path, net("return self.b(self.a(x) * self.r[0])", init))
+    assert message.startswith("forward reads a tensor that the factory drew")
+    assert line == "return self.b(self.a(x) * self.r[0])"
+
+
+wrong = {
+    "attribute": ("return self.b(self.a(x)) + self.nope", "AttributeError: "),
+    "shape": ("return self.b(x)", "RuntimeError: a and b must have same reduction dim"),
+    "numpy": ("return self.b(self.a(x)) * x.numpy().sum()", "RuntimeError: .numpy() "),
+    "own error": ("raise NotImplementedError('on\\ntwo lines')", "NotImplementedError: on"),
+}
+
+
+@pytest.mark.parametrize(("forward", "text"), wrong.values(), ids=wrong)
+def test_errors_of_forward(forward, text, tmp_path, caplog):
+    message, line = refusal(tmp_path, net(forward))
+    assert message.startswith(f"the model cannot be captured: {text}")
+    assert len(message.splitlines()) == 1
+    assert line == forward
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_the_line_is_in_the_module_that_failed(tmp_path):
+    """Even if that is installed, and not the user's."""
+    package = tmp_path / "site-packages" / "their_layers"
+    package.mkdir(parents=True)
+    text = "class L(torch.nn.Module):\n    def forward(self, x):\n        return x.no\n"
+    (package / "__init__.py").write_text(f"import torch\n\n{text}")
+    sys.path.insert(0, str(package.parent))
+    try:
+        code = net(
+            "return self.b(self.m(self.a(x)))",
+            "self.m = their_layers.L()",
+            before="import their_layers",
+        )
+        message, line = refusal(tmp_path, code)
+    finally:
+        sys.path.remove(str(package.parent))
+        del sys.modules["their_layers"]
+    assert "has no attribute 'no'" in message
+    assert line == "return x.no"
+
+
+def test_the_line_is_the_users_where_torch_fails(tmp_path):
+    message, line = refusal(
+        tmp_path, net("return self.b(self.m(self.a(x)))", "self.m = nn.Linear(3, 3)")
+    )
+    assert "same reduction dim" in message
+    assert line == "return self.b(self.m(self.a(x)))"
+
+
+def test_nothing_to_train(tmp_path):
+    with pytest.raises(CaptureError, match=r"job\.yaml:.*there is nothing to train"):
+        capture(make_spec(tmp_path, net(init="self.requires_grad_(False)")))
