@@ -37,8 +37,8 @@ script = frozenset(
      "time", "zlib", "RANK", "WORLD_SIZE", "HERE", "COMPILATION", "EPOCHS", "LR", "WARMUP_STEPS",
      "FINAL", "MAX_NORM", "TIMEOUT", "FOLDER", "device", "cuda", "backend", "device_id", "groups",
      "pairs", "edge", "fact", "facts", "ranks", "found", "begin", "norm", "gradient", "optimizer",
-     "raw", "files", "patterns", "draw", "guard", "init_weights", "get_batch", "forward", "backward",
-     "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
+     "raw", "files", "patterns", "draw", "guard", "init_weights", "get_batch", "forward",
+     "backward", "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
      "read_safetensors", "make_dataset", "rank", "store")
 )  # fmt: skip
 """What a script means otherwise than a class of the user's."""
