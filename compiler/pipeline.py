@@ -4,6 +4,7 @@ Forms go from pass to pass, and each is verified right where it comes from, alwa
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,21 +78,24 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     schedule = checked(
         "order", order(plan, spec.parallel.schedule), lambda s: verify_schedule(s, plan)
     )
+    clip = spec.train.clip_norm is not None
     programs = checked(
         "communicate",
-        communicate(plan, units, schedule, clip=spec.train.clip_norm is not None),
+        communicate(plan, units, schedule, clip=clip),
         lambda p: verify_programs(p, plan, units),
     )
     programs = checked("roll", roll(programs), lambda p: verify_programs(p, plan, units))
+    more = replace(plan, microbatches=plan.microbatches + 1)
+    longer = communicate(more, units, order(more, spec.parallel.schedule), clip=clip)
     report = predict(
         graph, plan, schedule, programs, costs, spec, runners_up(graph, costs, plan, spec)
     )
-    return make_job(spec, folder, graph, plan, units, programs, report)
+    return make_job(spec, folder, graph, plan, units, programs, roll(longer), report)
 
 
 def make_job(
     spec: Spec, folder: Path, graph: Graph, plan: Plan, units: tuple[Unit, ...],
-    programs: tuple[Program, ...], report: Report,
+    programs: tuple[Program, ...], longer: tuple[Program, ...], report: Report,
 ) -> Job:  # fmt: skip
     """The forms with what the text says beside them: names of values, sources, digests."""
     hints = name_values(graph)
@@ -105,6 +109,7 @@ def make_job(
         plan=plan,
         units=units,
         programs=programs,
+        longer=longer,
         report=report,
         hints=hints,
         boundary=name_boundary(units, hints),

@@ -55,6 +55,9 @@ def test_lazy_without_size(tmp_path):
 unrepeatable = {
     "own generator": "torch.randn(20, generator=torch.Generator().manual_seed(3))",
     "own generator, in place": "torch.empty(20).normal_(generator=torch.Generator())",
+    "own generator, truncated": (
+        "nn.init.trunc_normal_(torch.empty(20), generator=torch.Generator().manual_seed(3))"
+    ),
     "numpy": "torch.from_numpy(numpy.random.randn(20))",
     "numpy, copied in": "torch.zeros(20).copy_(torch.from_numpy(numpy.random.randn(20)))",
     "permutation": "torch.randperm(20).float()",

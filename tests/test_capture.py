@@ -292,3 +292,22 @@ def test_the_graph_computes_what_the_model_does(tmp_path):
     x, y = torch.randn(3, 5), torch.randn(3, 1)
     values = run_ops(graph.ops, graph.canonical, dict(state_tensors(model)), {"x": x, "y": y}, 3)
     assert torch.equal(values[graph.outputs[0][1]], F.mse_loss(model(x), y))
+
+
+@pytest.mark.parametrize(
+    ("code", "random"),
+    [
+        ("nn.functional.dropout(x, 0.5)", True),
+        ("nn.functional.rrelu(x)", False),
+        ("nn.functional.rrelu(x, training=True)", True),
+        ("torch.bernoulli(x, 0.0)", True),
+        ("x * torch.rand_like(x)", True),
+        ("nn.functional.scaled_dot_product_attention(x, x, x)", False),
+        ("nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)", True),
+        ("self.m(x.unsqueeze(0))[0].squeeze(0)", True),
+    ],
+)
+def test_what_draws_random_numbers(tmp_path, code, random):
+    init = "self.m = nn.LSTM(8, 8, 2, dropout=0.5)"
+    graph = capture(make_spec(tmp_path, net(f"x = self.a(x)\nreturn self.b({code})", init)))
+    assert any(op.random for op in graph.ops) == random

@@ -16,7 +16,13 @@ from jobs import make_spec
 from safetensors.torch import save_file
 
 from ppc.emit.data import spell_value
-from ppc.frontend.samples import microbatches, read_samples, samples_of_step, total_steps
+from ppc.frontend.samples import (
+    epoch_of_step,
+    microbatches,
+    read_samples,
+    samples_of_step,
+    total_steps,
+)
 from ppc.frontend.sources import copied_modules, data_paths
 from ppc.ir.spec import Spec
 
@@ -116,7 +122,7 @@ def compare(spec: Spec, folder: Path | None = None) -> list[str]:
         for step in range(reader.steps):
             numbers = samples_of_step(spec, samples.count, step)
             expected = [
-                samples.batch(part, fields)
+                samples.batch(part, fields, epoch_of_step(spec, samples.count, step)[0])
                 for part in microbatches(numbers, spec.parallel.microbatches)
             ]
             found = [part for part in reader.batch(step) if len(part[0])]

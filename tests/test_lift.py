@@ -330,7 +330,7 @@ return (self.blocks[3](step) + loss * live).mean()
 """,
     )
     found = compiled(tmp_path, code, 2, parallel={"cuts": ["blocks.2"]})
-    assert "    loss_, live_ = stage(x[mb])\n" in found.script(0)
+    assert "    loss_, live_ = stage(x)\n" in found.script(0)
     assert "    loss_, live_ = activations_from_0.take(mb)\n" in found.script(1)
     assert "    loss = stage(loss_, live_)\n" in found.script(1)
 

@@ -4,6 +4,7 @@ Each case compiles anew in float64, runs the ranks and the user's own model, and
 step's loss, gradients, weights and buffers (limit 1e-10), and what was saved.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import torch
 from jobs import make_spec, prove, vary
 from safetensors.torch import save_file
 
-from ppc.pipeline import lower
+from ppc.emit.write import write
+from ppc.frontend.load import load
+from ppc.frontend.samples import read_samples
+from ppc.pipeline import compile, lower
 
 pytestmark = pytest.mark.dist
 
@@ -246,3 +250,49 @@ def test_text(tmp_path, fork_server):
     data = {"files": ["*.txt", "a*"], "sequence": 8, "last_batch": "drop"}
     spec = vary(tmp_path, "lstm", {"width": 8, "vocab": 256}, data=data, train={"global_batch": 8})
     prove(spec, fork_server, steps=5)
+
+
+def write_random_dataset(folder):
+    """Input and label, which are read on different ranks, share what is drawn."""
+    (folder / "points.py").write_text("""
+import random
+import numpy as np
+import torch
+
+class Points:
+    def __len__(self):
+        return 22
+
+    def __getitem__(self, i):
+        noise = torch.randn(1).item() + random.random() + np.random.rand()
+        return torch.full((6,), i + noise) / 9, torch.full((2,), i + noise)
+""")
+    return {"source": "points.py:Points", "fields": ["x", "y"]}
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop"])
+def test_a_dataset_that_draws_at_random(tmp_path, fork_server, last_batch):
+    """Alike on every rank, and anew in each epoch."""
+    data = dict.fromkeys(("samples", "fields")) | write_random_dataset(tmp_path)
+    data |= {"last_batch": last_batch}
+    spec = mlp(tmp_path, data=data, train={"epochs": 2, "global_batch": 11}, pipeline=2)
+    prove(spec, fork_server)
+    samples = read_samples(spec)
+    first, again, other = (samples.batch([3], ["x"], epoch)[0] for epoch in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_scripts_for_gpus_are_proved_without_them(tmp_path, fork_server):
+    """Also where the last stage holds nothing but a tied head, whose norm the first one counts."""
+    parallel = {"pipeline": 3, "microbatches": 4, "cuts": ["blocks.1", "head"]}
+    args = {"layers": 2, "width": 16, "heads": 2, "context": 8, "vocab": 256}
+    spec = vary(tmp_path, "gpt_tied", args, data=TEXT, parallel=parallel)
+    tree = json.loads(spec.path.read_text())
+    tree["cluster"]["device"] = "h100"
+    spec.path.write_text(json.dumps(tree))
+    prove(load(spec.path), fork_server)
+    write(compile(load(spec.path), tmp_path / "out"), tmp_path / "out")
+    script = (tmp_path / "out" / "rank2.py").read_text()
+    assert 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)\n' in script
+    assert "get_total_norm(grads).square().to(device)\n" in script

@@ -154,7 +154,7 @@ def test_constants_are_those_used(jobs):
 def test_all_ranks_bear_one_compilation(jobs):
     marks = set()
     for emitted in jobs.values():
-        found = {re.search(r'COMPILATION = "(\w+)"', text)[1] for text in emitted.scripts}
+        found = {re.search(r'COMPILATION = \d+, "(\w+)"', text)[1] for text in emitted.scripts}
         assert found == {json.loads(emitted.files["manifest.json"])["compilation"]}
         marks |= found
     assert len(marks) == len(jobs)

@@ -36,7 +36,7 @@ def test_text_is_bytes_and_the_labels_are_one_further_on(tmp_path):
     data = {"source": "text", "files": ["*.md", "*.txt"], "sequence": 3}
     samples = read_samples(make_spec(tmp_path, data=data, train={"global_batch": 2}))
     assert samples.count == 2  # of 9 bytes the last is only a label
-    tokens, labels = samples.batch([0, 1], ["tokens", "labels"])
+    tokens, labels = samples.batch([0, 1], ["tokens", "labels"], 0)
     assert tokens.dtype == labels.dtype == torch.int64
     assert [bytes(row.tolist()) for row in tokens] == [b"01a", b"bcd"]
     assert [bytes(row.tolist()) for row in labels] == [b"1ab", b"cde"]
@@ -45,7 +45,7 @@ def test_text_is_bytes_and_the_labels_are_one_further_on(tmp_path):
 def test_stdlib_stands_for_its_folder(tmp_path):
     data = {"source": "text", "files": "{stdlib}/this.py", "sequence": 16}
     spec = make_spec(tmp_path, data=data, train={"global_batch": 2})
-    (tokens,) = read_samples(spec).batch([0], ["tokens"])
+    (tokens,) = read_samples(spec).batch([0], ["tokens"], 0)
     text = Path(sysconfig.get_path("stdlib"), "this.py").read_bytes()
     assert bytes(tokens[0].tolist()) == text[:16]
 
@@ -63,7 +63,7 @@ def test_arrays_count_samples_first_and_floats_get_the_precision(tmp_path, file_
     data = {"source": "arrays", "files": files}
     samples = read_samples(make_spec(tmp_path, data=data, train={"precision": "fp64"}))
     assert samples.count == 6
-    got_x, got_y = samples.batch([5, 1], ["x", "y"])
+    got_x, got_y = samples.batch([5, 1], ["x", "y"], 0)
     assert got_x.dtype == torch.float64
     assert torch.equal(got_x, torch.tensor(x[[5, 1]]).double())
     assert torch.equal(got_y, torch.tensor([5, 1], dtype=torch.int32))
@@ -73,7 +73,7 @@ def test_a_random_sample_depends_on_seed_field_and_number_alone(tmp_path):
     fields = {"x": {"shape": [2, 3]}, "y": {"shape": [4], "dtype": "int32", "low": 5, "high": 9}}
     data = {"source": "random", "samples": 9, "fields": fields}
     spec = make_spec(tmp_path, data=data, train={"precision": "fp64", "seed": 3})
-    x, y = read_samples(spec).batch([7, 2], ["x", "y"])
+    x, y = read_samples(spec).batch([7, 2], ["x", "y"], 0)
     generator = torch.Generator().manual_seed(zlib.crc32(b"3 x 7"))
     assert torch.equal(x[0], torch.randn(2, 3, generator=generator).double())
     generator = torch.Generator().manual_seed(zlib.crc32(b"3 y 2"))
@@ -103,7 +103,7 @@ class Squares:
         data["fields"] = ["n", "y"]
     samples = read_samples(make_spec(tmp_path, data=data))
     assert samples.count == 5
-    n, y = samples.batch([4, 0], ["n", "y"])
+    n, y = samples.batch([4, 0], ["n", "y"], 0)
     assert torch.equal(n, torch.tensor([4, 0]))
     assert y.tolist() == [[4, 4], [0, 0]]
 

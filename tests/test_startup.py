@@ -34,7 +34,8 @@ def build(skip=False):
     return Net(skip)
 """
 STEPS = "STEPS, GLOBAL_BATCH, SEED = 3, 8, 0"
-MICROBATCHES = "MICROBATCHES, MICROBATCH_SIZE = 4, 2"
+MICROBATCHES = "MICROBATCHES, COMPILATION = 4, "
+SIZE = "MICROBATCH_SIZE = GLOBAL_BATCH // MICROBATCHES"
 DIE = "os.kill(os.getpid(), 9)"
 STOP = "os.kill(os.getpid(), 19)"
 SOON_S = 8.0
@@ -126,11 +127,11 @@ def test_a_rank_that_runs_the_file_of_another(scripts, run):
 @pytest.mark.parametrize(
     ("right", "wrong", "fact"),
     [
-        (STEPS, STEPS.replace("3", "2"), "STEPS, GLOBAL_BATCH, MICROBATCHES, SEED: {0: ("),
-        (STEPS, STEPS.replace("8", "12"), "STEPS, GLOBAL_BATCH, MICROBATCHES, SEED: {0: ("),
-        (STEPS, STEPS.replace("0", "7"), "STEPS, GLOBAL_BATCH, MICROBATCHES, SEED: {0: ("),
-        (MICROBATCHES, MICROBATCHES.replace("4", "2"), "STEPS, GLOBAL_BATCH, MICROBATCHES, SEED: "),
-        (MICROBATCHES, MICROBATCHES.replace("2", "4"), ">"),
+        (STEPS, STEPS.replace("3", "2"), "constants: {0: ("),
+        (STEPS, STEPS.replace("8", "12"), "constants: {0: ("),
+        (STEPS, STEPS.replace("0", "7"), "constants: {0: ("),
+        (MICROBATCHES, MICROBATCHES.replace("4", "2"), "constants: {0: ("),
+        (SIZE, "MICROBATCH_SIZE = 4", ">"),
         (", 4, 8)", ", 4, 9)", ">"),
         (", 4, 8)", ", 4, 8, dtype=torch.float64)", ">"),
     ],

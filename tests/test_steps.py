@@ -74,16 +74,20 @@ class Edge:
         self.log.append(("flush", self.edge.name))
 
 
-def write_steps(plan: Plan, units: tuple[Unit, ...], program: Program, names=None) -> Steps:
+def write_steps(
+    plan: Plan, units: tuple[Unit, ...], program: Program, names=None, longer: Program | None = None
+) -> Steps:
+    """`longer`: the program for one microbatch more, where numbers are to grow with their count."""
     unit = units[program.stages[0]]
     results = tuple(v for _, v in unit.outputs) + tuple(dict.fromkeys(t.value for t in unit.sends))
     names = names or name_boundary(units, {})
-    return StepWriter(plan, program, unit, names, results, seeds=False).write()
+    longer = longer or program
+    return StepWriter(plan, program, longer, unit, names, results, seeds=False).write()
 
 
-def run_text(plan, units, program, names, sizes) -> list[Any]:
+def run_text(plan, units, program, names, sizes, steps=None) -> list[Any]:
     """What a step's text does."""
-    steps = write_steps(plan, units, program, names)
+    steps = steps or write_steps(plan, units, program, names)
     unit = units[program.stages[0]]
     log: list[Any] = []
     mbs: list[int] = []  # of the forward that runs
@@ -200,6 +204,40 @@ def compare(pipeline: Pipeline, kind: str, names, sizes=None) -> None:
         assert found == said
 
 
+def grown(pipeline: Pipeline, more: int) -> Pipeline:
+    """The pipeline with more microbatches."""
+    plan = replace(pipeline.plan, microbatches=pipeline.plan.microbatches + more)
+    return pipeline._replace(plan=plan)
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("microbatches", range(1, 9))
+def test_an_edited_number_of_microbatches(stages, microbatches, kind):
+    """A text in terms of MICROBATCHES is right for each number of them; there is one if there are
+    enough of them, and else every number is written out."""
+    skips = ((0, 2), (0, 3))[: max(0, stages - 2)]
+    pipeline = trained(make_pipeline(stages, microbatches, skips=skips))
+    programs = roll(pipeline.programs(kind))
+    for program, longer in zip(programs, roll(grown(pipeline, 1).programs(kind)), strict=True):
+        plan, units = pipeline.plan, pipeline.units
+        names = name_boundary(units, {})
+        steps = write_steps(plan, units, program, names, longer)
+        assert run_text(plan, units, program, names, [1] * microbatches, steps) == expected(
+            units, program, [1] * microbatches
+        )
+        if not any("MICROBATCHES" in line for line in steps.run):
+            assert microbatches <= stages + len(skips)
+            continue
+        for more in (1, 2, 7):
+            other = grown(pipeline, more)
+            told = [1] * (microbatches + more)
+            wanted = roll(other.programs(kind))[program.rank]
+            assert run_text(other.plan, units, wanted, names, told, steps) == expected(
+                units, wanted, told
+            )
+
+
 def trained(pipeline: Pipeline) -> Pipeline:
     """The pipeline with something to train wherever a gradient begins."""
     units = tuple(
@@ -246,7 +284,8 @@ def test_every_size(stages, microbatches, kind):
 def lines_of(kind: str, stages: int, microbatches: int, stage: int) -> list[str]:
     pipeline = trained(make_pipeline(stages, microbatches))
     program = roll(pipeline.programs(kind))[stage]
-    steps = write_steps(pipeline.plan, pipeline.units, program)
+    longer = roll(grown(pipeline, 1).programs(kind))[stage]
+    steps = write_steps(pipeline.plan, pipeline.units, program, longer=longer)
     return [line.removeprefix("    ") for line in steps.run]
 
 
@@ -254,15 +293,15 @@ def test_1f1b_reads_as_warm_up_steady_state_and_drain():
     assert lines_of("1f1b", 2, 4, 0) == [
         "gradients_from_1.post(0)",
         "forward(0)",
-        "for mb in range(1, 4):",
+        "for mb in range(1, MICROBATCHES):",
         "    forward(mb)",
         "    backward(mb - 1)",
-        "backward(3)",
+        "backward(MICROBATCHES - 1)",
         "activations_to_1.wait()",
     ]
     assert lines_of("1f1b", 2, 4, 1) == [
         "activations_from_0.post(0)",
-        "for mb in range(4):",
+        "for mb in range(MICROBATCHES):",
         "    forward(mb)",
         "    backward(mb)",
         "gradients_to_0.wait()",
@@ -275,9 +314,9 @@ def test_1f1b_reads_as_warm_up_steady_state_and_drain():
 def test_gpipe_reads_as_two_loops():
     assert lines_of("gpipe", 2, 4, 0) == [
         "gradients_from_1.post(0)",
-        "for mb in range(4):",
+        "for mb in range(MICROBATCHES):",
         "    forward(mb)",
-        "for mb in range(4):",
+        "for mb in range(MICROBATCHES):",
         "    backward(mb)",
         "activations_to_1.wait()",
     ]

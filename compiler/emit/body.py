@@ -4,6 +4,7 @@ Values that are read once, within the statement that makes them, are written in 
 those that the user assigned. A line that would not fit is taken apart.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol
 from ..ir.graph import Graph, Ref, State, TensorMeta
 from .expression import Expr, plain
 from .hints import assigned, elements
-from .layout import fits
+from .layout import fits, split_top
 from .ops import spell
 from .scope import Scope
 from .tree import Item
@@ -35,6 +36,9 @@ valued = frozenset(
      "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices")
 )  # fmt: skip
 """Operations that give values and where they are."""
+
+
+in_place = {"add": "+=", "sub": "-=", "mul": "*=", "div": "/="}
 
 
 class Spelled(NamedTuple):
@@ -150,7 +154,15 @@ class Writer:
                 for v in results
             ]
             target = f"{pattern.format(*names)} = " if any(results) else ""
-            yield Line(target + expr.text), parts
+            yield Line(augmented(target + expr.text)), parts
+
+
+def augmented(text: str) -> str:
+    """`x += y` for `x = x.add_(y)`."""
+    found = re.fullmatch(r"(\w+) = \1\.(add|sub|mul|div)_\((.+)\)", text)
+    if found is None or len(split_top(found[3])) > 1:
+        return text
+    return f"{found[1]} {in_place[found[2]]} {found[3]}"
 
 
 def last_uses(

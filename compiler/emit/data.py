@@ -25,8 +25,6 @@ class DataView:
     """What opens the data, or draws a sample."""
     reads: Literal["safetensors", "npy", ""]
     """A kind of file that the script has to read by itself."""
-    start: tuple[str, ...]
-    """Statements of the start that open it and count its samples."""
     batch: tuple[str, ...]
     """Body of get_batch; () on a rank that reads no field."""
     sizes: bool
@@ -57,18 +55,17 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
     elif isinstance(data, Arrays):
         parts = view_arrays(data, unit, paths)
     else:
-        parts = view_dataset(data, unit, paths)
+        parts = view_dataset(data, unit, paths, even=plan.even)
     drop = data.last_batch == "drop"
     fields = [clean_outside(i.name) for i in unit.inputs]
     whose = fields[0].capitalize() if len(fields) == 1 else listed(fields)
     return DataView(
-        reader=parts.reader,
+        reader=reader_lines(parts, spec),
         reads=read_kind(data),
-        start=(*parts.start, *count_lines(spec, drop=drop)),
-        batch=batch_lines(parts, fields, plan) if unit.inputs else (),
+        batch=batch_lines(parts, fields) if unit.inputs else (),
         sizes=not plan.even,
         batch_doc=f"{whose} of each microbatch.",
-        steps_per_epoch="SAMPLES // GLOBAL_BATCH" if drop else "-(-SAMPLES // GLOBAL_BATCH)",
+        steps_per_epoch=steps_per_epoch(data),
         steps_comment="  # a short last batch is dropped" if drop else "",
         fact=parts.fact,
         modules=parts.modules,
@@ -81,8 +78,10 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
 class Parts:
     """What differs by source."""
 
-    reader: tuple[str, ...]
-    start: tuple[str, ...]
+    opened: tuple[str, ...]
+    """Statements that open it and count its samples; () if the spec has told their number."""
+    ready: tuple[str, ...]
+    """What follows once there are enough of them."""
     read: tuple[str, ...]
     """Statements that read the samples into the fields' names."""
     fact: str
@@ -98,26 +97,34 @@ def read_kind(data: Data) -> Literal["safetensors", "npy", ""]:
     return "safetensors" if isinstance(data.files, str) else "npy"
 
 
+def steps_per_epoch(data: Data) -> str:
+    return "SAMPLES // GLOBAL_BATCH" if data.last_batch == "drop" else "-(-SAMPLES // GLOBAL_BATCH)"
+
+
 def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def count_lines(spec: Spec, *, drop: bool) -> tuple[str, ...]:
-    """What follows from the number of samples."""
-    lines = []
+def reader_lines(parts: Parts, spec: Spec) -> tuple[str, ...]:
+    """What opens the data, and what follows from the number of samples."""
+    drop = spec.data.last_batch == "drop"
+    lines = list(parts.opened)
+    if parts.opened:  # data may have changed since the compilation counted it
+        lines.append(f"if SAMPLES < {'GLOBAL_BATCH' if drop else '1'}:")
+        message = 'f"{SAMPLES} samples make no batch of {GLOBAL_BATCH}"'
+        lines.append(f"    raise SystemExit({message})")
     if spec.train.epochs is not None:
-        per_epoch = "(SAMPLES // GLOBAL_BATCH)" if drop else "-(-SAMPLES // GLOBAL_BATCH)"
-        lines.append(f"STEPS = EPOCHS * {per_epoch}")
-    if drop:
-        lines.append(
-            'assert SAMPLES >= GLOBAL_BATCH, f"{SAMPLES} samples make no batch of {GLOBAL_BATCH}"'
-        )
-    return tuple(lines)
+        per_epoch = steps_per_epoch(spec.data)
+        lines.append(f"STEPS = EPOCHS * {f'({per_epoch})' if drop else per_epoch}")
+    if lines and parts.ready and parts.ready[0].startswith("def "):
+        lines += ["", ""]
+    lines += parts.ready
+    return (*lines, "", "") if lines else ()
 
 
-def batch_lines(parts: Parts, fields: Sequence[str], plan: Plan) -> tuple[str, ...]:
+def batch_lines(parts: Parts, fields: Sequence[str]) -> tuple[str, ...]:
     """Read, move to the device, split into microbatches."""
-    split = "split(MICROBATCH_SIZE)" if plan.even else "tensor_split(MICROBATCHES)"
+    split = "tensor_split(MICROBATCHES)"
     lines = list(parts.read)
     if len(fields) == 1:
         head = f"{fields[0]} = "
@@ -134,31 +141,27 @@ def batch_lines(parts: Parts, fields: Sequence[str], plan: Plan) -> tuple[str, .
 
 def view_text(data: Text, unit: Unit, paths: Sequence[str]) -> Parts:
     size = data.sequence
-    root = "" if all(map(is_absolute, paths)) else "root_dir=FOLDER, "
+    root = "" if all(map(is_absolute, paths)) else ", root_dir=FOLDER"
+    root += ", recursive=True" if any("**" in path for path in paths) else ""
     if len(paths) == 1:
-        find = [*wrap(f"files = sorted(glob.glob({place(paths[0])}, {root}recursive=True))", 0)]
+        find = [*wrap(f"files = sorted(glob.glob({place(paths[0])}{root}))", 0)]
     else:
         find = [*wrap(f"patterns = [{', '.join(map(place, paths))}]", 0)]
-        find.append(f"found = (sorted(glob.glob(p, {root}recursive=True)) for p in patterns)")
+        find.append(f"found = (sorted(glob.glob(p{root})) for p in patterns)")
         find.append("files = [file for files in found for file in files]")
     read = [f"windows = samples[:, None] * {size} + torch.arange({size})  # bytes of each sample"]
     read += [
         f"{clean_outside(i.name)} = text[windows{' + 1' if i.field == 'labels' else ''}].long()"
         for i in unit.inputs
     ]
-    text = "text = torch.frombuffer(bytearray(raw or bytes(1)), dtype=torch.uint8)"
-    count = f"SAMPLES = (len(text) - 1) // {size}"
-    file = "(FOLDER / file)" if root else "Path(file)"
+    file = "(FOLDER / file)" if "root_dir" in root else "Path(file)"
     return Parts(
-        reader=(
+        opened=(
             *find,
             f'raw = b"".join({file}.read_bytes() for file in files if {file}.is_file())',
-            f"{text}  # a token a byte",
-            f"{count}  # sample i: {size} tokens from byte {size} * i on",
-            "",
-            "",
+            f"SAMPLES = (len(raw) - 1) // {size}  # sample i: {size} bytes from byte {size} * i on",
         ),
-        start=(),
+        ready=("text = torch.frombuffer(bytearray(raw), dtype=torch.uint8)  # a token a byte",),
         read=tuple(read),
         fact="zlib.crc32(raw)",
         modules=(),
@@ -180,8 +183,8 @@ def view_random(data: Random, unit: Unit) -> Parts:
         for line in draw_lines(clean_outside(i.name), i.field, data.fields[i.field])
     ]
     return Parts(
-        reader=(*reader.rstrip().splitlines(), "", "") if unit.inputs else (),
-        start=(),
+        opened=(),
+        ready=tuple(reader.rstrip().splitlines()) if unit.inputs else (),
         read=tuple(read),
         fact="SAMPLES",
         modules=(),
@@ -218,8 +221,8 @@ def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
         cast = ".to(torch.get_default_dtype())" if i.meta.dtype.startswith("float") else ""
         read.append(f"{clean_outside(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
     return Parts(
-        reader=(*start, f"SAMPLES = len({first})", "", ""),
-        start=(),
+        opened=(*start, f"SAMPLES = len({first})"),
+        ready=(),
         read=tuple(read),
         fact="SAMPLES",
         modules=(),
@@ -228,11 +231,23 @@ def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
     )
 
 
-def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
+sample_reader = '''def read_sample(epoch, i):
+    """Sample i; what the dataset draws at random is the same on every rank."""
+    seed = zlib.crc32(f"{SEED} epoch {epoch} sample {i}".encode())
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    return dataset[i]
+'''
+
+
+def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str], *, even: bool) -> Parts:
     place, _, name = data.source.partition(":")
     module = paths[0].removesuffix(".py") if place.endswith(".py") else place
     arguments = ", ".join(f"{key}={spell_value(value)}" for key, value in data.args.items())
-    read = ["rows = [dataset[i] for i in samples.tolist()]"]
+    read = [] if even else [f"epoch = step // ({steps_per_epoch(data)})"]
+    read += ["rows = [read_sample(epoch, i) for i in samples.tolist()]"]
     for i in unit.inputs:
         row = (
             "row" if i.key is None else f"row[{quote(i.key) if isinstance(i.key, str) else i.key}]"
@@ -240,8 +255,8 @@ def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
         stacked = f"torch.stack([torch.as_tensor({row}) for row in rows])"
         read.append(f"{clean_outside(i.name)} = {stacked}.to({dtype_text(i.meta)})")
     return Parts(
-        reader=(*wrap(f"dataset = make_dataset({arguments})", 0), "SAMPLES = len(dataset)", "", ""),
-        start=(),
+        opened=(*wrap(f"dataset = make_dataset({arguments})", 0), "SAMPLES = len(dataset)"),
+        ready=tuple(sample_reader.splitlines()) if unit.inputs else (),
         read=tuple(read),
         fact="SAMPLES",
         modules=(f"from {module} import {name} as make_dataset",),

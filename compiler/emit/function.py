@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from ..ir.graph import Dim, Graph
 from .body import Line, Writer
@@ -111,9 +111,29 @@ class FunctionWriter:
             if loop:
                 yield from self.loop(loop)
             else:
-                yield from (
-                    line for group in statements(list(run)) for line in self.statement(group)
-                )
+                for group in self.statements(list(run)):
+                    yield from self.statement(group)
+
+    def statements(self, items: Sequence[Item]) -> list[list[Item]]:
+        """Runs of items of one statement of the user; an item without one stands alone.
+
+        What a loop on one line (`[table(x[:, i]) for ...]`) makes just for its next round goes to
+        that round.
+        """
+        by_statement = groupby(items, key=lambda item: item.statement or id(item))
+        groups = [list(run) for _, run in by_statement]
+        for before, after in pairwise(groups):
+            while before and self.serves(before[-1], after):
+                after.insert(0, before.pop())
+        return [group for group in groups if group]
+
+    def serves(self, item: Item, group: Sequence[Item]) -> bool:
+        """Whether an operation is on the line of a statement, and read only there."""
+        mine, theirs = (self.graph.statements.get(i.statement) for i in (item, group[0]))
+        if item.call is not None or not mine or not theirs or mine.where != theirs.where:
+            return False
+        reads = Counter(value for other in group for value in other.reads)
+        return bool(mine.where) and all(self.uses[value] == reads[value] for value in item.makes)
 
     def statement(self, group: Sequence[Item]) -> Iterator[Line]:
         inside = Counter(value for item in group for value in item.reads)
@@ -159,9 +179,3 @@ class FunctionWriter:
         if last and len(names) == 1 and last.text.startswith(f"{names[0]} = ") and not last.indent:
             return [*lines[:-1], Line(last.text.replace(f"{names[0]} = ", "return ", 1))]
         return [*lines, Line(f"return {', '.join(names)}")]
-
-
-def statements(items: Sequence[Item]) -> Iterator[list[Item]]:
-    """Runs of items of one statement of the user; an item without one stands alone."""
-    for _, run in groupby(items, key=lambda item: item.statement or id(item)):
-        yield list(run)

@@ -28,6 +28,8 @@ class Job:
     plan: Plan
     units: tuple[Unit, ...]
     programs: tuple[Program, ...]
+    longer: tuple[Program, ...]
+    """The programs for one microbatch more: what in a text hangs on the number of microbatches."""
     report: Report
     hints: Mapping[str, str]
     boundary: Mapping[str, str]

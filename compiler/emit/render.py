@@ -17,7 +17,8 @@ from .view import view_rank
 compilation_mark = "@compilation@"
 modules = (
     "import ast", "import datetime", "import functools", "import glob", "import json",
-    "import math", "import os", "import struct", "import sysconfig", "import time", "import zlib",
+    "import math", "import os", "import random", "import struct", "import sys", "import sysconfig",
+    "import time", "import zlib",
 )  # fmt: skip
 torch_modules = (
     "import torch", "import torch.distributed as dist", "import torch.nn as nn",
@@ -59,12 +60,12 @@ def render(
 def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> str:
     """One script: its text first, then the imports and constants that the text uses."""
     template = templates.get_template("rank.py.j2")
-    constants = dict.fromkeys(("plan_constants", "training_constants"))
     data = view["data"]
     own = list(data["modules"]) if isinstance(data, Mapping) else []
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
-    kept = {key: [line for line in view[key] if is_used(line, body)] for key in constants}  # type: ignore[attr-defined]
+    constants = view["training_constants"]
+    kept = {"training_constants": [line for line in constants if is_used(line, body)]}  # type: ignore[attr-defined]
     text = template.render({**view, **kept}, compilation=compilation_mark, imports=[])
     body = text.split("# plan: what the compiler decided", 1)[1]
     return template.render(

@@ -7,6 +7,7 @@ from ..ir.graph import Dim, Graph
 from ..ir.program import Edge, Program
 from ..ir.spec import SGD, AdamW, Spec
 from ..ir.unit import Unit
+from .constants import compared_constants
 from .data import DataView
 from .expression import quote
 from .job import Job, dtypes
@@ -14,9 +15,8 @@ from .layout import wrap
 from .messages import is_general, message_shape, variable
 
 
-def fact_lines(data: DataView | None) -> Iterator[str]:
-    """What the ranks must agree on: the compilation first, then what someone may have edited in it.
-    Every edge adds its message."""
+def fact_lines(job: Job, program: Program, data: DataView | None) -> Iterator[str]:
+    """What the ranks must agree on: the compilation first, then what someone may have edited."""
     facts = ['"compilation": COMPILATION', '"torch": torch.__version__']
     facts += [f'"data": {data.fact}'] if data else []
     yield (
@@ -24,8 +24,15 @@ def fact_lines(data: DataView | None) -> Iterator[str]:
         "do all ranks run this compilation, with this torch, on this data?"
     )
     yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
-    names = "STEPS, GLOBAL_BATCH, MICROBATCHES, SEED"
-    yield f'facts["{names}"] = {names}'
+    yield from wrap(f'facts["constants"] = {", ".join(compared_constants(job.spec))}', 0)
+    if program.edges:
+        here = ", ".join(variable(edge, program.rank) for edge in program.edges)
+        yield from wrap(f"for edge in [{here}]:", 0)
+        count = "MICROBATCH_SIZE" if job.plan.even else "1"
+        message = f"[(({count}, *edge.shape), edge.dtype)]"
+        if is_general(program):
+            message = f"edge.room({count})"
+        yield f"    facts[edge.name] = str({message})"
 
 
 def check_lines() -> Iterator[str]:
@@ -35,9 +42,9 @@ def check_lines() -> Iterator[str]:
     """
     yield "store = dist.group.WORLD.get_group_store()"
     yield 'store.set(f"facts {RANK}", repr(facts))'
-    yield 'ranks = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]'
-    yield "for fact in dict.fromkeys(fact for facts in ranks for fact in facts):"
-    yield "    found = {rank: facts[fact] for rank, facts in enumerate(ranks) if fact in facts}"
+    yield 'told = [ast.literal_eval(store.get(f"facts {i}").decode()) for i in range(WORLD_SIZE)]'
+    yield "for fact in dict.fromkeys(name for theirs in told for name in theirs):"
+    yield "    found = {i: theirs[fact] for i, theirs in enumerate(told) if fact in theirs}"
     yield "    if len(set(found.values())) > 1:"
     yield '        raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")'
 
@@ -45,19 +52,15 @@ def check_lines() -> Iterator[str]:
 def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
     """The statements between the device and the loop."""
     distributed = job.plan.world_size > 1
-    if distributed:
-        yield 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)'
-        yield "dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)"
-    if data:
-        yield from data.start
+    yield from device_lines(cuda=job.spec.cluster.device.kind == "cuda", distributed=distributed)
     yield 'with torch.device("meta"):  # no values yet'
     yield "    stage = Stage().to_empty(device=device)"
     yield from tie_lines(job.graph, unit)
     yield "init_weights(stage)"
     yield from frozen_lines(job.graph, unit)
     if distributed:
-        yield from fact_lines(data)
         yield from edge_lines(job, program)
+        yield from fact_lines(job, program, data)
         yield from check_lines()
     if program.groups:
         yield from group_lines(program)
@@ -65,6 +68,21 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     if unit.outputs:
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"
+
+
+def device_lines(*, cuda: bool, distributed: bool) -> Iterator[str]:
+    """Scripts for GPUs run without them, too: that is how they are proved."""
+    if cuda:
+        yield "cuda = torch.cuda.is_available()"
+        gpu = 'torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))'
+        yield f'device = {gpu} if cuda else torch.device("cpu")'
+    else:
+        yield 'device = torch.device("cpu")'
+    if distributed and cuda:
+        yield 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)'
+        yield "dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)"
+    elif distributed:
+        yield 'dist.init_process_group("gloo", timeout=TIMEOUT)'
 
 
 def tie_lines(graph: Graph, unit: Unit) -> Iterator[str]:

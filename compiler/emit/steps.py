@@ -14,7 +14,6 @@ from ..ir.program import (
     Edge,
     Instruction,
     Loop,
-    Microbatch,
     Program,
     unroll,
 )
@@ -25,6 +24,7 @@ from .layout import wrap
 from .messages import in_memory_order, incoming, is_general, outgoing, unpack, variable
 from .pattern import check_pattern
 from .scope import clean_outside
+from .sequence import spell_sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Steps:
     forward: tuple[str, ...]
     backward: tuple[str, ...]
     run_parameters: str
+    run_doc: str
     run: tuple[str, ...]
 
 
@@ -45,6 +46,8 @@ class StepWriter:
 
     plan: Plan
     program: Program
+    longer: Program
+    """The program for one microbatch more."""
     unit: Unit
     names: Mapping[str, str]
     """Value that crosses a boundary -> its name."""
@@ -66,16 +69,11 @@ class StepWriter:
         return self.fields[0] if len(self.fields) == 1 else "batch" if self.fields else ""
 
     @property
-    def extra(self) -> list[str]:
-        """Arguments of forward after the microbatch."""
-        return [*filter(None, [self.batch])]
-
-    @property
     def edges(self) -> tuple[Edge, ...]:
         return self.program.edges
 
     def write(self) -> Steps:
-        body = next(loop.body for loop in self.program.actions if isinstance(loop, Loop))
+        body = step_body(self.program)
         check_pattern(self.program, body)
         has_backward = self.unit.has_backward
         state = "live = {}  # microbatch -> what its backward needs" if has_backward else ""
@@ -84,13 +82,17 @@ class StepWriter:
             if self.is_last
             else state
         )
+        run = tuple(self.run(body))
+        any_number = any("MICROBATCHES" in line for line in run)
+        count = f"{self.plan.microbatches} microbatches, in an order for just so many"
         return Steps(
             state=state,
-            parameters=", ".join(["mb", *self.extra]),
+            parameters=", ".join(["mb", *self.fields]),
             forward=tuple(indented(self.forward())),
             backward=tuple(indented(self.backward())) if has_backward else (),
-            run_parameters=", ".join(self.extra),
-            run=tuple(self.run(body)),
+            run_parameters=self.batch,
+            run_doc="All microbatches of a step" if any_number else count,
+            run=run,
         )
 
     def forward(self) -> Iterator[str]:
@@ -110,11 +112,8 @@ class StepWriter:
                     )
                     yield f"{received[value]} = {received[value]}.permute({inverse})"
             yield from (f"{received[v]}.requires_grad_()" for v, _ in edge.values if v in gradients)
-        if len(self.fields) > 1:
-            yield f"{', '.join(self.fields)} = batch[mb]"
-        data = [f"{self.fields[0]}[mb]"] if len(self.fields) == 1 else self.fields
         key = ['f"{SEED} {step} {mb}"'] if self.seeds else []
-        call = f"stage({', '.join([*received.values(), *data, *key])})"
+        call = f"stage({', '.join([*received.values(), *self.fields, *key])})"
         yield from self.compute(call)
         if self.unit.has_backward:
             kept = [received[v] for v in received if v in gradients] + self.sources()
@@ -204,7 +203,8 @@ class StepWriter:
         for edge in [e for e in self.edges if e.target == self.program.rank]:
             for ahead in range(edge.ahead):
                 yield f"    {variable(edge, self.program.rank)}.post({ahead})"
-        yield from self.order(body, 4) if self.unit.has_backward else self.forwards(body)
+        lines = self.order(body) if self.unit.has_backward else self.forwards(body)
+        yield from (f"    {line}" for line in lines)
         for edge in [e for e in self.edges if e.source == self.program.rank]:
             yield f"    {variable(edge, self.program.rank)}.wait()"
         if self.is_last:
@@ -217,35 +217,24 @@ class StepWriter:
         done = [c.action.microbatch for c in computes(body) if c.action.kind is Kind.F]
         if done != list(range(self.plan.microbatches)):
             raise InternalError(f"rank {self.program.rank}: forwards in the order {done}")
-        yield "    for mb in range(MICROBATCHES):"
-        yield f"        forward({', '.join(['mb', *self.extra])})"
+        yield "for mb in range(MICROBATCHES):"
+        yield f"    {self.run_forward('mb')}"
 
-    def order(self, body: Sequence[Instruction], indent: int) -> Iterator[str]:
-        """Computes, in order, loops counted by their first compute's microbatch."""
-        space = " " * indent
-        for item in body:
-            if isinstance(item, Loop) and isinstance(item.count, int):
-                first = next(i for i in item.body if isinstance(i, Compute)).microbatch
-                start, step = first.offset, first.stride
-                stop = start + step * item.count
-                bounds = (
-                    f"{start}, {stop}, {step}"
-                    if step != 1
-                    else f"{start}, {stop}"
-                    if start
-                    else f"{stop}"
-                )
-                yield f"{space}for mb in range({bounds}):"
-                for inner in item.body:
-                    if isinstance(inner, Compute):
-                        yield f"{space}    {self.call(inner, relative(inner.microbatch, first))}"
-            elif isinstance(item, Compute):
-                yield f"{space}{self.call(item, str(item.microbatch))}"
+    def order(self, body: Sequence[Instruction]) -> Iterator[str]:
+        """Forwards and backwards, in the schedule's order."""
+        ahead, ahead_longer = ([e.ahead for e in p.edges] for p in (self.program, self.longer))
+        longer = step_body(self.longer) if ahead == ahead_longer else body
+        return spell_sequence(body, longer, self.plan.microbatches, self.call)
 
     def call(self, compute: Compute, microbatch: str) -> str:
         if compute.action.kind is Kind.F:
-            return f"forward({', '.join([microbatch, *self.extra])})"
+            return self.run_forward(microbatch)
         return f"backward({microbatch})"
+
+    def run_forward(self, microbatch: str) -> str:
+        """A forward on its part of the data."""
+        data = [f"{'*' * (len(self.fields) > 1)}{self.batch}[{microbatch}]"] if self.batch else []
+        return f"forward({', '.join([microbatch, *data])})"
 
 
 def indented(lines: Iterable[str]) -> Iterator[str]:
@@ -260,7 +249,6 @@ def computes(body: Sequence[Instruction]) -> list[Compute]:
     return [item for item in unroll(tuple(body)) if isinstance(item, Compute)]
 
 
-def relative(microbatch: Microbatch, first: Microbatch) -> str:
-    """A microbatch in terms of the loop variable, the first compute's microbatch."""
-    offset = microbatch.offset - first.offset
-    return "mb" if not offset else f"mb + {offset}" if offset > 0 else f"mb - {-offset}"
+def step_body(program: Program) -> tuple[Instruction, ...]:
+    """The body of the training loop."""
+    return next(loop.body for loop in program.actions if isinstance(loop, Loop))

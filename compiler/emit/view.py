@@ -3,18 +3,18 @@
 Arithmetic, naming and joining happen here; a template shows what it gets.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from ..ir.graph import TensorMeta
-from ..ir.plan import Plan
 from ..ir.program import Collective, Instruction, Loop, Program
 from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .classes import Class
-from .data import DataView, view_data
+from .constants import training_constants
+from .data import steps_per_epoch, view_data
 from .describe import describe_rank, paragraph
-from .expression import number, plain, quote
+from .expression import quote
 from .job import Job, dtypes
 from .layout import wrap
 from .lift import lift
@@ -30,7 +30,10 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     lifted = lift(job.graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
     data = view_data(spec, plan, unit, job.paths)
     weights = spell_weights(job.graph, unit)
-    steps = StepWriter(plan, program, unit, job.boundary, lifted.results, seeds=bool(unit.seeds))
+    longer = job.longer[program.rank]
+    steps = StepWriter(
+        plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds)
+    )
     title, manual = describe_rank(job, program, unit, data)
     return {
         "title": title,
@@ -38,8 +41,8 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "rank": program.rank,
         "world_size": plan.world_size,
         "stage": unit.stage,
-        "plan_constants": plan_constants(plan),
-        "training_constants": training_constants(spec, data),
+        "microbatches": plan.microbatches,
+        "training_constants": training_constants(spec, data, even=plan.even),
         "default_dtype": ["", "torch.set_default_dtype(torch.float64)"]
         if spec.train.precision == "fp64"
         else [],
@@ -64,42 +67,6 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
 def init_doc(*, draws: bool) -> str:
     seeded = "; seeded by name, it is the same however the model is cut" if draws else ""
     return f"The model's own initialisation{seeded}."
-
-
-def plan_constants(plan: Plan) -> list[str]:
-    if plan.even:
-        return [f"MICROBATCHES, MICROBATCH_SIZE = {plan.microbatches}, {plan.microbatch_size}"]
-    return [f"MICROBATCHES = {plan.microbatches}"]
-
-
-def training_constants(spec: Spec, data: DataView | None) -> list[str]:
-    """The user's wishes as constants, a line for those that belong together."""
-    train = spec.train
-    length = ("STEPS", train.steps) if train.steps is not None else ("EPOCHS", train.epochs)
-    first = {
-        length[0]: str(length[1]),
-        "GLOBAL_BATCH": str(train.global_batch),
-        "SEED": str(train.seed),
-    }
-    rates = {"LR": literal(train.optimizer.lr)}
-    if train.lr_schedule.warmup:
-        rates["WARMUP_STEPS"] = str(train.lr_schedule.warmup)
-    if train.lr_schedule.name != "constant" and train.lr_schedule.final:
-        rates["FINAL"] = literal(train.lr_schedule.final)
-    if train.clip_norm is not None:
-        rates["MAX_NORM"] = literal(train.clip_norm)
-    waits = (
-        f"TIMEOUT = datetime.timedelta(seconds={train.timeout:g})  # of any wait on another rank"
-    )
-    return [together(first), together(rates), waits, *(data.constants if data else ())]
-
-
-def together(values: Mapping[str, str]) -> str:
-    return f"{', '.join(values)} = {', '.join(values.values())}"
-
-
-def literal(value: float) -> str:
-    return plain(number(value).text)
 
 
 def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
@@ -158,7 +125,6 @@ def view_comm(job: Job, program: Program) -> dict[str, object]:
         "ahead": max(ahead, default=1),
         "left": max(windows, default=1) - 1,
         "size": "MICROBATCH_SIZE" if job.plan.even else "sizes[mb]",
-        "fact": "MICROBATCH_SIZE" if job.plan.even else "1",
     }
 
 
@@ -168,12 +134,18 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     loop = next(item for item in program.actions if isinstance(item, Loop))
     return {
         "optimizer": {"lr": [f"    {line}" for line in lr_lines(job.spec)]}
-        if trains or unit.outputs
+        if varies(job.spec) and (trains or unit.outputs)
         else None,
         "clip": view_clip(job, unit) if job.spec.train.clip_norm is not None else None,
         "log": view_log(job) if unit.outputs else None,
         "loop": list(loop_lines(job, unit, loop.body, trains=trains)),
     }
+
+
+def varies(spec: Spec) -> bool:
+    """Whether the learning rate is not the same in every step."""
+    schedule = spec.train.lr_schedule
+    return schedule.name != "constant" or bool(schedule.warmup)
 
 
 def lr_lines(spec: Spec) -> Iterator[str]:
@@ -211,7 +183,8 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
     lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
     if job.plan.world_size > 1:
         # without gradients the total is on the CPU, whatever the device
-        lines.append("square = nn.utils.get_total_norm(grads).square().to(device)")
+        there = ".to(device)" if job.spec.cluster.device.kind == "cuda" else ""
+        lines.append(f"square = nn.utils.get_total_norm(grads).square(){there}")
         lines.append('guard("the norm of all gradients", dist.all_reduce, square)')
         lines += ["norm = square.sqrt()"] if unit.outputs else []
     else:
@@ -227,11 +200,14 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
 
 def view_log(job: Job) -> dict[str, object]:
     sequence = getattr(job.spec.data, "sequence", None)
-    count = "GLOBAL_BATCH" if sequence is None else f"GLOBAL_BATCH * {sequence}"
+    lr = "lr_at(step)" if varies(job.spec) else "LR"
     steps = job.spec.train.steps
     return {
         "norm": job.spec.train.clip_norm is not None,
-        "count": count,
+        "count": "" if sequence is None else f" * {sequence}",
+        "short": not job.plan.even and job.spec.data.last_batch == "keep",
+        "steps_per_epoch": steps_per_epoch(job.spec.data),
+        "lr": lr,
         "unit": "samples" if sequence is None else "tokens",
         "width": len(str(steps)) if steps else 5,
     }
@@ -261,7 +237,8 @@ def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: boo
     if clips:
         yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"
     if trains:
-        yield '    optimizer.param_groups[0]["lr"] = lr_at(step)'
+        if varies(job.spec):
+            yield '    optimizer.param_groups[0]["lr"] = lr_at(step)'
         yield "    optimizer.step()"
         yield "    optimizer.zero_grad()"
     if unit.outputs:

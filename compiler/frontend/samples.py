@@ -7,12 +7,14 @@ alone; each step takes the next `global_batch` samples of it, the last one of an
 """
 
 import glob
+import random
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,12 +31,14 @@ class Samples:
     """Every sample of the data, read when asked for."""
 
     count: int
-    read: Callable[[int], Sample]
-    """Sample number -> its fields."""
+    read: Callable[[int, int], Sample]
+    """Sample number, epoch -> its fields."""
 
-    def batch(self, numbers: Iterable[int], fields: Iterable[str]) -> tuple[Tensor, ...]:
+    def batch(
+        self, numbers: Iterable[int], fields: Iterable[str], epoch: int
+    ) -> tuple[Tensor, ...]:
         """These samples' fields, stacked along a new first dimension."""
-        samples = [self.read(number) for number in numbers]
+        samples = [self.read(number, epoch) for number in numbers]
         return tuple(torch.stack([sample[field] for sample in samples]) for field in fields)
 
 
@@ -50,8 +54,8 @@ def read_samples(spec: Spec) -> Samples:
         samples = dataset_samples(spec.data, spec)
     precision = dtypes[spec.train.precision]
 
-    def read(number: int) -> Sample:
-        sample = samples.read(number)
+    def read(number: int, epoch: int) -> Sample:
+        sample = samples.read(number, epoch)
         return {n: t.to(precision) if t.is_floating_point() else t for n, t in sample.items()}
 
     if steps_per_epoch(spec, samples.count) == 0:
@@ -72,7 +76,7 @@ def text_samples(data: Text, folder: Path) -> Samples:
     count = max(0, (len(text) - 1) // data.sequence)
     numbers = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0)
 
-    def read(number: int) -> Sample:
+    def read(number: int, _: int) -> Sample:
         start = number * data.sequence
         run = numbers[start : start + data.sequence + 1].long()
         return {"tokens": run[:-1], "labels": run[1:]}
@@ -87,13 +91,11 @@ def array_samples(data: Arrays, folder: Path) -> Samples:
 
         arrays = load_file(folder / data.files)
     else:
-        import numpy as np
-
         arrays = {
             field: torch.from_numpy(np.load(folder / path)) for field, path in data.files.items()
         }
     count = min(len(array) for array in arrays.values())
-    return Samples(count, lambda number: {name: a[number] for name, a in arrays.items()})
+    return Samples(count, lambda number, _: {name: a[number] for name, a in arrays.items()})
 
 
 def random_samples(data: Random, seed: int) -> Samples:
@@ -107,17 +109,23 @@ def random_samples(data: Random, seed: int) -> Samples:
         dtype = getattr(torch, field.dtype)
         return torch.randint(field.low, field.high, field.shape, generator=generator, dtype=dtype)
 
-    def read(number: int) -> Sample:
+    def read(number: int, _: int) -> Sample:
         return {name: draw(name, field, number) for name, field in data.fields.items()}
 
     return Samples(data.samples, read)
 
 
 def dataset_samples(data: Dataset, spec: Spec) -> Samples:
-    """What the user's dataset gives, numbers and arrays as tensors."""
+    """What the user's dataset gives, numbers and arrays as tensors; what it draws at random follows
+    from seed, epoch and sample number."""
     dataset = make_dataset(data, spec)
 
-    def read(number: int) -> Sample:
+    def read(number: int, epoch: int) -> Sample:
+        key = f"{spec.train.seed} epoch {epoch} sample {number}"
+        seed = zlib.crc32(key.encode())
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002  # the generator that datasets use
         sample = dataset[number]  # type: ignore[index]  # a Dataset of the user's
         if not isinstance(sample, Mapping):
             values = sample if isinstance(sample, tuple | list) else (sample,)
@@ -139,9 +147,14 @@ def total_steps(spec: Spec, samples: int) -> int:
     return (spec.train.epochs or 0) * steps_per_epoch(spec, samples)
 
 
+def epoch_of_step(spec: Spec, samples: int, step: int) -> tuple[int, int]:
+    """The epoch of a step, and the step's number in it."""
+    return divmod(step, steps_per_epoch(spec, samples))
+
+
 def samples_of_step(spec: Spec, samples: int, step: int) -> list[int]:
     """Numbers of the samples that a step takes, in order."""
-    epoch, index = divmod(step, steps_per_epoch(spec, samples))
+    epoch, index = epoch_of_step(spec, samples, step)
     key = f"{spec.train.seed} epoch {epoch}"
     generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
     order = torch.randperm(samples, generator=generator)

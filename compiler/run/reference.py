@@ -26,7 +26,14 @@ from ..frontend.capture.build import build_model, default_dtype
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
-from ..frontend.samples import Samples, microbatches, read_samples, samples_of_step, total_steps
+from ..frontend.samples import (
+    Samples,
+    epoch_of_step,
+    microbatches,
+    read_samples,
+    samples_of_step,
+    total_steps,
+)
 from ..ir.graph import Graph
 from ..ir.spec import Spec
 from .observe import Step, Tensors, copy
@@ -119,10 +126,11 @@ def accumulate(
 ) -> float:
     """Forward and backward of every microbatch of a step; the step's loss."""
     numbers = samples_of_step(spec, samples.count, step)
+    epoch, _ = epoch_of_step(spec, samples.count, step)
     total = 0.0
     parts = microbatches(numbers, spec.parallel.microbatches * spec.parallel.data)
     for index, part in enumerate(parts):
-        batch = samples.batch(part, training.binding.fields)
+        batch = samples.batch(part, training.binding.fields, epoch)
         with (
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
             seeder.microbatch(spec.train.seed, step, index),

@@ -32,11 +32,19 @@ trunc_normal_.register_fake(lambda *_: None)
 
 
 def record_trunc_normal(
-    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, **_: object
+    tensor: torch.Tensor,
+    mean: float,
+    std: float,
+    a: float,
+    b: float,
+    generator: torch.Generator | None = None,
 ) -> torch.Tensor:
     """Stands in for torch.nn.init._no_grad_trunc_normal_ while a factory is recorded."""
     with torch.no_grad():
-        trunc_normal_(tensor, mean, std, a, b)
+        if generator is None:
+            trunc_normal_(tensor, mean, std, a, b)
+        else:  # no script repeats it, so any operation with a generator will do
+            tensor.normal_(mean, std, generator=generator)
     return tensor
 
 

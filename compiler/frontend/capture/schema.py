@@ -48,10 +48,12 @@ def dropped(schema: torch._C.FunctionSchema, name: str, value: object) -> bool:
 
 def draws(target: torch._ops.OpOverload, node: Node) -> bool:
     """Whether an op that can draw random numbers does: not dropout with p = 0, say."""
-    names = [argument.name for argument in target._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    arguments = target._schema.arguments
+    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | dict(node.kwargs)
     if given.get("train", True) is False or given.get("training", True) is False:
         return False
-    if "dropout_p" in names and "dropout_p" not in given:
-        return False
-    return all(given.get(name, 1) != 0 for name in ("p", "dropout_p", "dropout"))
+    chance = given.get("dropout_p", 1)
+    if "train" in given:  # else p is that of a draw, which p = 0 does not spare
+        chance = given.get("p", given.get("dropout", chance))
+    return chance != 0
