@@ -15,7 +15,7 @@ from .analysis.invariants.program import verify_programs
 from .analysis.invariants.schedule import verify_schedule
 from .analysis.invariants.unit import verify_units
 from .analysis.predict import predict
-from .check.capture import check_capture
+from .check.capture import check_capture, microbatch_sizes
 from .check.text import check_text
 from .emit.boundary import name_boundary
 from .emit.hints import name_values
@@ -57,7 +57,7 @@ def compile(
     job = lower(spec, folder or Path("generated") / spec.name, observe)
     files = render(job, job.graph.saved, copied_modules(spec))
     scripts = [str(file.text) for file in files[: len(job.programs)]]
-    check_text(spec, job.graph, job.units, scripts, job.plan.microbatch_size)
+    check_text(spec, job.graph, job.units, scripts, *microbatch_sizes(spec, job.plan))
     return files
 
 

@@ -1,23 +1,27 @@
 """check_capture: the graph computes what the user's model and loss do."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
 from ..errors import CaptureError
+from ..frontend.capture.batch import Generaliser
 from ..frontend.capture.build import build_fake, build_model, default_dtype, state_tensors
+from ..frontend.capture.capture import trace
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.replay import replay
 from ..frontend.capture.training import Training, make_training
-from ..frontend.capture.user import users_errors
+from ..frontend.capture.user import location, users_errors
 from ..frontend.samples import read_samples
 from ..ir.graph import Graph, Parameter
 from ..ir.plan import Plan
 from ..ir.spec import Random, Spec
-from .listing import first_difference, list_operations
+from .listing import Listing, constant_name, first_difference, list_operations
 from .outcome import (
     Outcome,
     copy_state,
@@ -28,27 +32,42 @@ from .outcome import (
     make,
     run_graph,
     run_ops,
+    sizes_of,
     tolerance_of,
 )
 
 report = "this is a limit of ppc's capture; please report it with the model"
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What differs in a microbatch of `size` samples."""
+
+    size: int
+    what: str
+    where: str = ""
+    """The user's line, `gpt.py:58`, if it is known."""
+
+
+Compare = Callable[[Spec, Graph, Sequence[int]], Iterator[Fault]]
+
+
 def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
-    """Compare the graph with the user's model: loss, gradients and buffers of two microbatches when
-    it is small, lists of operations when it is large; at the largest and the smallest microbatch.
-    Raises CaptureError where they differ."""
+    """Compare the graph with the user's model, at the largest and the smallest microbatch: lists of
+    operations, and when it is small the loss, gradients and buffers of two microbatches.
+
+    Raises CaptureError where they differ.
+    """
     sizes = microbatch_sizes(spec, plan)
     with default_dtype(spec.train.precision):
-        if all(is_small(graph, size) for size in sizes):
-            faults = compare_numbers(spec, graph, sizes if len(sizes) > 1 else sizes * 2)
-        else:
-            faults = compare_listings(spec, graph, sizes)
-        found = next(faults, None)
-    if found:
-        raise CaptureError(
-            f"the captured graph is not the model: {found}", spec.at("model.factory"), report
-        )
+        fault = compare_pairs(compare_listings, spec, graph, sizes)
+        if fault is None and all(is_small(graph, size) for size in sizes):
+            fault = compare_pairs(compare_numbers, spec, graph, sizes)
+        if fault and fault.size != sizes[0]:
+            raise depends_on_size(spec, plan, sizes[0], fault)
+    if fault:
+        where = spec.at("model.factory")
+        raise CaptureError(f"the captured graph is not the model: {fault.what}", where, report)
 
 
 def microbatch_sizes(spec: Spec, plan: Plan) -> tuple[int, ...]:
@@ -61,7 +80,43 @@ def microbatch_sizes(spec: Spec, plan: Plan) -> tuple[int, ...]:
     return tuple(sorted({max(sizes), min(sizes)}, reverse=True))
 
 
-def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[str]:
+def compare_pairs(compare: Compare, spec: Spec, graph: Graph, sizes: Sequence[int]) -> Fault | None:
+    """What differs in two microbatches, of both sizes if there are two."""
+    usual, other = sizes[0], sizes[-1]
+    fault = next(compare(spec, graph, (usual, other)), None)
+    if fault and fault.size != usual:  # in the second microbatch whatever its size?
+        return next(compare(spec, graph, (usual, usual)), fault)
+    return fault
+
+
+def depends_on_size(spec: Spec, plan: Plan, usual: int, fault: Fault) -> CaptureError:
+    """The complaint about a model that computes something else for some number of samples."""
+    what = f"the model computes something else for {samples(fault.size)} than for {usual}"
+    error = None if fault.where else differing_op(spec, fault.size, usual)
+    full = plan.sizes(spec.train.global_batch)
+    hint = "data: {last_batch: drop}"
+    if fault.size in full:
+        hint = f"a number of microbatches that divides the global batch of {sum(full)}"
+    return CaptureError(
+        error.message if error else f"{what}: {fault.what}",
+        (error and error.where) or location(fault.where) or spec.at("model.factory"),
+        f"{hint}, or make it independent of the number of samples",
+    )
+
+
+def differing_op(spec: Spec, size: int, usual: int) -> CaptureError | None:
+    """What becomes of the first operation that is another for another number of samples."""
+    built, fields = build_fake(spec), read_fields(spec)
+    training = make_training(spec, built.model, bind(spec, built.model, fields))
+    traces = [trace(training, built, fields, number) for number in (size, usual)]
+    try:
+        Generaliser(size, usual).merge(*traces)
+    except CaptureError as error:
+        return error
+    return None
+
+
+def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
     """What differs on real data, with the weights that the factory makes, in one microbatch after
     the other: what forward keeps counts.
 
@@ -75,21 +130,31 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
         inputs = microbatch(spec, training, size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            with users_errors(where, f"the model fails on a microbatch of {size} samples"):
+            with users_errors(where, f"the model fails on a microbatch of {samples(size)}"):
                 expected = run_model(graph, training, [tensor.clone() for tensor in inputs])
             torch.manual_seed(0)
             found = run_graph(graph, state, inputs)
         state |= {n: t.requires_grad_(state[n].requires_grad) for n, t in found.kept.items()}
-        again = "" if number == 1 else "; does forward keep something in an attribute?"
-        for fault in differences(found, expected, tolerance_of(spec.train.precision)):
-            yield f"{fault}, in microbatch {number}, of {size} sample{'s' * (size > 1)}{again}"
+        for difference in differences(found, expected, tolerance_of(spec.train.precision)):
+            yield Fault(size, f"{difference}, {nth(number, sizes)}")
+
+
+def nth(number: int, sizes: Sequence[int]) -> str:
+    """Which microbatch of some, and what that tells."""
+    *before, size = sizes[:number]
+    again = "; does forward keep something in an attribute?" if size in before else ""
+    return f"in microbatch {number}, of {samples(size)}{again}"
+
+
+def samples(number: int) -> str:
+    return f"{number} sample{'s' * (number != 1)}"
 
 
 def microbatch(spec: Spec, training: Training, batch: int) -> tuple[Tensor, ...]:
     """The first samples of the data."""
-    samples = read_samples(spec)
-    numbers = [i % samples.count for i in range(batch)]
-    return samples.batch(numbers, training.binding.fields)
+    found = read_samples(spec)
+    numbers = [i % found.count for i in range(batch)]
+    return found.batch(numbers, training.binding.fields, 0)
 
 
 def read_state(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
@@ -113,18 +178,67 @@ def run_model(graph: Graph, training: Training, inputs: Sequence[Tensor]) -> Out
     return finish(loss, state, kept(graph) & state.keys())
 
 
-def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[str]:
+def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
     """What differs on tensors without values."""
-    built, fields = build_fake(spec), read_fields(spec)
-    training = make_training(spec, built.model, bind(spec, built.model, fields))
-    with built.mode:
-        state = {name: make(p.meta, 0) for name, p in graph.parameters.items()}
-    state |= dict(state_tensors(built.model))
-    for size in sizes:
+    built = build_fake(spec)
+    training = make_training(spec, built.model, bind(spec, built.model, read_fields(spec)))
+    for number, size in enumerate(sizes, 1):
         with built.mode:
             given = {i.name: make(i.meta, size) for i in graph.inputs}
-        run = partial(run_ops, graph.ops, graph.canonical, state, given, size)
-        expected = list_operations(partial(training, *given.values()), built.mode)
-        fault = first_difference(list_operations(run, built.mode), expected)
-        if fault:
-            yield f"{fault}, in a microbatch of {size}"
+        model = dict(state_tensors(built.model))
+        with built.mode:
+            constants = make_constants(graph, model)
+        names = [(f"input {name}", tensor) for name, tensor in given.items()]
+        names += [*model.items(), *constants.values()]
+        state = {n: t.detach().requires_grad_(t.requires_grad) for n, t in model.items()}
+        state |= {fqn: tensor for fqn, (_, tensor) in constants.items()}
+        changed = sorted(kept(graph) & model.keys())
+        run = partial(users_results, training, given, changed)
+        expected = list_operations(run, names, built.mode)
+        values: dict[str, object] = {}
+        run = partial(graphs_results, graph, state, given, size, changed, values)
+        found = list_operations(run, names, built.mode)
+        yield from wrong_shapes(graph, values, size)
+        if difference := first_difference(found, expected):
+            yield Fault(size, f"{difference}, {nth(number, sizes)}")
+
+
+def users_results(
+    training: Training, given: Mapping[str, Tensor], changed: Sequence[str], _: Listing
+) -> dict[str, Tensor]:
+    """Run the user's model: its loss, and what it leaves changed."""
+    loss = training(*given.values())
+    after = dict(state_tensors(training.model))
+    return {"loss": loss} | {name: after[name] for name in changed}
+
+
+def graphs_results(
+    graph: Graph, state: Mapping[str, Tensor], given: Mapping[str, Tensor], batch: int,
+    changed: Sequence[str], values: dict[str, object], _: Listing,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Run the graph: the same. `values` takes every value."""
+    values |= run_ops(graph.ops, graph.canonical, state, given, batch)
+    loss: Any = values[graph.outputs[0][1]]
+    return {"loss": loss} | {name: state[name] for name in changed}
+
+
+def make_constants(graph: Graph, model: Mapping[str, Tensor]) -> dict[str, tuple[str, Tensor]]:
+    """Tensors that the graph reads and the model does not hold, without values: fqn -> what a
+    listing calls it, tensor."""
+    saved = load(graph.saved) if graph.saved else {}
+    found = {}
+    for fqn, parameter in graph.parameters.items():
+        if fqn not in model:
+            tensor = make(parameter.meta, 0)
+            found[fqn] = constant_name(saved.get(fqn, tensor)), tensor
+    return found
+
+
+def wrong_shapes(graph: Graph, values: Mapping[str, object], size: int) -> Iterator[Fault]:
+    """Values that have another shape than the graph says, as `squeeze` makes them of one sample."""
+    for op in graph.ops:
+        for name in filter(None, op.outputs):
+            value, meta = values[name], graph.values[name]
+            if isinstance(value, Tensor) and list(value.shape) != sizes_of(meta, size):
+                what = f"{op.target} gives {list(value.shape)}, not {sizes_of(meta, size)}"
+                yield Fault(size, what, op.where)

@@ -80,10 +80,15 @@ def run_ops(
     return values
 
 
+def sizes_of(meta: TensorMeta, batch: int) -> list[int]:
+    """A value's shape in a microbatch of `batch` samples."""
+    return [size if isinstance(size, int) else size.coefficient * batch for size in meta.shape]
+
+
 def make(meta: TensorMeta, batch: int) -> Tensor:
     """A tensor of a value's shape."""
-    sizes = [size if isinstance(size, int) else size.coefficient * batch for size in meta.shape]
-    return torch.zeros(sizes, dtype=getattr(torch, meta.dtype), requires_grad=meta.requires_grad)
+    dtype = getattr(torch, meta.dtype)
+    return torch.zeros(sizes_of(meta, batch), dtype=dtype, requires_grad=meta.requires_grad)
 
 
 def finish(loss: Tensor, state: Mapping[str, Tensor], names: set[str]) -> Outcome:
@@ -98,17 +103,22 @@ def finish(loss: Tensor, state: Mapping[str, Tensor], names: set[str]) -> Outcom
 def differences(found: Outcome, expected: Outcome, tolerance: float) -> Iterator[str]:
     """What differs by more than the tolerance, max|a-b| / max(1, max|b|)."""
     yield from compare("the loss", found.loss, expected.loss, tolerance)
+    yield from unpaired("gradient", found.gradients, expected.gradients)
+    literals = found.kept.keys() - expected.kept.keys()
+    kept = {name: tensor for name, tensor in found.kept.items() if name not in literals}
+    yield from unpaired("value", kept, expected.kept)
     for kind, a, b in (
         ("gradient", found.gradients, expected.gradients),
-        ("value", found.kept, expected.kept),
+        ("value", kept, expected.kept),
     ):
-        literals = a.keys() - b.keys() if kind == "value" else ()
-        for name in sorted((a.keys() | b.keys()).difference(literals)):
-            if name in a and name in b:
-                yield from compare(f"the {kind} of {name}", a[name], b[name], tolerance)
-            else:
-                there = "missing" if name in b else "there, and should not be"
-                yield f"the {kind} of {name} is {there}"
+        for name in sorted(a.keys() & b.keys()):
+            yield from compare(f"the {kind} of {name}", a[name], b[name], tolerance)
+
+
+def unpaired(kind: str, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[str]:
+    """What one has and the other has not."""
+    for name in sorted(a.keys() ^ b.keys()):
+        yield f"the {kind} of {name} is {'missing' if name in b else 'there, and should not be'}"
 
 
 def compare(what: str, a: Tensor, b: Tensor, tolerance: float) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import ast
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any, TypeGuard
@@ -16,14 +16,13 @@ from ..frontend.capture.build import build_model, default_dtype
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import fake_mode
 from ..frontend.capture.training import make_training
-from ..ir.graph import Graph, TensorMeta
+from ..frontend.capture.user import first_line
+from ..ir.graph import Graph
 from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .capture import microbatch, read_state
-from .listing import first_difference, list_operations
+from .listing import Listing, first_difference, list_operations
 from .outcome import (
-    Outcome,
-    copy_state,
     differences,
     is_small,
     kept,
@@ -31,33 +30,47 @@ from .outcome import (
     run_graph,
     run_ops,
     tolerance_of,
+    unpaired,
 )
-
-key = "0 0 0"
-"""What seeds dropout: seed, step and microbatch."""
+from .stages import arguments, find, key, load, name_results, receive, run_stages
 
 
 def check_text(
-    spec: Spec, graph: Graph, units: Sequence[Unit], scripts: Sequence[str], batch: int
+    spec: Spec, graph: Graph, units: Sequence[Unit], scripts: Sequence[str], *sizes: int
 ) -> None:
-    """Compare the text of every stage with the graph: numbers when the model is small, lists of
-    operations when it is large. Raises InternalError where they differ."""
+    """Compare the text of every stage with the graph: lists of operations at each size of
+    microbatch, then loss and gradients, or which there are when the model is large.
+
+    Raises InternalError where they differ.
+    """
     with default_dtype(spec.train.precision):
         stages = [
             compile_classes(script, unit) for script, unit in zip(scripts, units, strict=True)
         ]
-        if is_small(graph, batch):
-            faults = list(compare_numbers(spec, graph, units, stages, batch))
-        else:
-            faults = [
-                f
-                for unit, code in zip(units, stages, strict=True)
-                if (f := compare_listings(graph, unit, code, batch))
-            ]
+        faults = list(compare(spec, graph, units, stages, sizes))
     if faults:
-        raise InternalError(
-            f"the emitted text is not the model: {'; '.join(faults[:5])}", "lift", str(graph)
-        )
+        what = "; ".join(faults[:5])
+        raise InternalError(f"the emitted text is not the model: {what}", "lift", str(graph))
+
+
+def compare(
+    spec: Spec,
+    graph: Graph,
+    units: Sequence[Unit],
+    stages: Sequence[CodeType],
+    sizes: Sequence[int],
+) -> Iterator[str]:
+    """What differs: lists at each size, the rest at the first."""
+    try:
+        for size in sizes:
+            for unit, code in zip(units, stages, strict=True):
+                yield from compare_listings(graph, unit, code, size)
+        numbers = compare_numbers if is_small(graph, sizes[0]) else compare_gradients
+        yield from numbers(spec, graph, units, stages, sizes[0])
+    except InternalError:
+        raise
+    except Exception as error:  # noqa: BLE001  # of our own text, so it is our bug whatever it is
+        yield f"it fails: {type(error).__name__}: {first_line(error)}"
 
 
 def compile_classes(script: str, unit: Unit) -> CodeType:
@@ -111,95 +124,68 @@ def compare_numbers(
     yield from differences(found, expected, tolerance_of(spec.train.precision))
 
 
-def run_stages(
-    graph: Graph,
-    units: Sequence[Unit],
-    stages: Sequence[nn.Module],
-    state: Mapping[str, Tensor],
-    inputs: Sequence[Tensor],
-) -> Outcome:
-    """The stages one after the other, each with copies of what it holds; their gradients add up."""
-    values = {i.name: tensor for i, tensor in zip(graph.inputs, inputs, strict=True)}
-    gradients: dict[str, Tensor] = {}
-    after: dict[str, Tensor] = {}
-    for unit, stage in zip(units, stages, strict=True):
-        load(stage, unit, state)
-        outputs = stage(*arguments(unit, values))
-        values |= dict(
-            zip(results(unit), outputs if isinstance(outputs, tuple) else (outputs,), strict=True)
-        )
-    loss, names = values[graph.outputs[0][1]], kept(graph)
-    if loss.requires_grad:
-        loss.backward()  # type: ignore[no-untyped-call]
-    for unit, stage in zip(units, stages, strict=True):
-        for held in unit.state:
-            tensor = find(stage, held.fqn)
-            if held.canonical in names:
-                after[held.canonical] = tensor.detach()
-            if tensor.is_leaf and tensor.grad is not None:
-                total = gradients.get(held.canonical)
-                gradients[held.canonical] = tensor.grad if total is None else total + tensor.grad
-    return Outcome(loss.detach(), gradients, after)
+def compare_gradients(
+    _: Spec, graph: Graph, units: Sequence[Unit], stages: Sequence[CodeType], batch: int
+) -> Iterator[str]:
+    """The same without values: which parameters get a gradient."""
+    with fake_mode(), torch.random.fork_rng(devices=[]):
+        inputs = [make(i.meta, batch) for i in graph.inputs]
+        state = {fqn: make(p.meta, batch) for fqn, p in graph.parameters.items()}
+        expected = run_graph(graph, state, inputs)
+        found = run_stages(graph, units, [make_stage(code) for code in stages], state, inputs)
+    yield from unpaired("gradient", found.gradients, expected.gradients)
 
 
-def arguments(unit: Unit, values: Mapping[str, Tensor]) -> list[object]:
-    """What Stage.forward takes, in order."""
-    given: list[object] = [values[t.value] for t in unit.receives]
-    return given + [values[i.name] for i in unit.inputs] + ([key] if unit.seeds else [])
-
-
-def results(unit: Unit) -> list[str]:
-    """What Stage.forward returns, in order."""
-    return [value for _, value in unit.outputs] + list(dict.fromkeys(t.value for t in unit.sends))
-
-
-def load(stage: nn.Module, unit: Unit, state: Mapping[str, Tensor]) -> None:
-    """Give a stage the model's weights; names of one tensor share it."""
-    own = copy_state(
-        {held.canonical: state[held.canonical] for held in unit.state if held.canonical in state}
-    )
-    for held in unit.state:
-        if held.canonical not in own:
-            continue
-        for name in (held.fqn, *held.aliases):
-            owner, _, last = name.rpartition(".")
-            module = stage.get_submodule(owner)
-            tensor = own[held.canonical]
-            # setattr would take no plain tensor for a parameter
-            stores: list[Any] = [module._parameters, module._buffers]  # noqa: SLF001
-            store = next((store for store in stores if last in store), None)
-            if store is None:
-                raise InternalError(f"stage {unit.stage} has no {name}", "lift")
-            store[last] = tensor
-    missing = {n for n, _ in (*stage.named_parameters(), *stage.named_buffers())} - {
-        n for held in unit.state for n in (held.fqn, *held.aliases)
-    }
-    if missing:
-        raise InternalError(
-            f"stage {unit.stage} has {', '.join(sorted(missing))}, which it should not", "lift"
-        )
-
-
-def find(stage: nn.Module, name: str) -> Tensor:
-    owner, _, last = name.rpartition(".")
-    return getattr(stage.get_submodule(owner), last)  # type: ignore[no-any-return]
-
-
-def compare_listings(graph: Graph, unit: Unit, code: CodeType, batch: int) -> str | None:
+def compare_listings(graph: Graph, unit: Unit, code: CodeType, batch: int) -> Iterator[str]:
     """One stage on tensors without values."""
     mode = fake_mode()
     with mode:
         stage = make_stage(code)
-        given = {name: make(meta, batch) for name, meta in needed(unit).items()}
-        state = {
-            graph.canonical[n]: t for n, t in (*stage.named_parameters(), *stage.named_buffers())
-        }
-    run = partial(run_ops, unit.ops, graph.canonical, state, given, batch)
-    expected = list_operations(run, mode)
-    found = list_operations(lambda: stage(*arguments(unit, given)), mode)
-    fault = first_difference(found, expected)
-    return fault and f"stage {unit.stage}: {fault}"
+        load(stage, unit, {fqn: make(p.meta, 0) for fqn, p in graph.parameters.items()})
+        given = {t.value: receive(make(t.meta, batch), t) for t in unit.receives}
+        given |= {i.name: make(i.meta, batch) for i in unit.inputs}
+    held = [*stage.named_parameters(), *stage.named_buffers()]
+    state = {graph.canonical[n]: t.detach().requires_grad_(t.requires_grad) for n, t in held}
+    names = [(f"input {name}", tensor) for name, tensor in given.items()] + held
+    run = partial(units_results, graph, unit, given, state, batch)
+    expected = list_operations(run, names, mode)
+    found = list_operations(partial(stages_results, graph, unit, given, stage), names, mode)
+    if difference := first_difference(found, expected):
+        yield f"stage {unit.stage}, in a microbatch of {batch}: {difference}"
 
 
-def needed(unit: Unit) -> dict[str, TensorMeta]:
-    return {t.value: t.meta for t in unit.receives} | {i.name: i.meta for i in unit.inputs}
+def units_results(
+    graph: Graph, unit: Unit, given: Mapping[str, Tensor], state: Mapping[str, Tensor], batch: int,
+    listing: Listing,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Run a stage's ops: what it gives, and what it leaves changed."""
+    seeds = dict(unit.seeds)
+
+    def before(op: str) -> None:
+        if op in seeds:
+            listing.seed(f"{key} {seeds[op]}")
+
+    values = run_ops(unit.ops, graph.canonical, state, given, batch, before)
+    given_on = [value for _, value in unit.outputs] + [t.value for t in unit.sends]
+    found: dict[str, Any] = {value: values[value] for value in given_on}
+    return found | changed(graph, unit, state.__getitem__)
+
+
+def stages_results(
+    graph: Graph, unit: Unit, given: Mapping[str, Tensor], stage: nn.Module, listing: Listing
+) -> dict[str, Tensor]:
+    """Run the script's stage: the same. Its seeding is noted, not done."""
+
+    def seed_layer(key: str, path: str) -> None:
+        listing.seed(f"{key} {path}")
+
+    stage.forward.__globals__["seed_layer"] = seed_layer
+    found = name_results(unit, stage(*arguments(unit, given)))
+    names = {held.canonical: held.fqn for held in unit.state}
+    return found | changed(graph, unit, lambda canonical: find(stage, names[canonical]))
+
+
+def changed(graph: Graph, unit: Unit, find: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """The state that a stage may leave changed."""
+    names = kept(graph)
+    return {held.canonical: find(held.canonical) for held in unit.state if held.canonical in names}
