@@ -4,7 +4,6 @@ Each case compiles anew in float64, runs the ranks and the user's own model, and
 step's loss, gradients, weights and buffers (limit 1e-10), and what was saved.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from jobs import make_spec, prove, vary
 from safetensors.torch import save_file
 
 from ppc.emit.write import write
-from ppc.frontend.load import load
 from ppc.frontend.samples import read_samples
 from ppc.pipeline import compile, lower
 
@@ -285,14 +283,16 @@ def test_a_dataset_that_draws_at_random(tmp_path, fork_server, last_batch):
 
 def test_scripts_for_gpus_are_proved_without_them(tmp_path, fork_server):
     """Also where the last stage holds nothing but a tied head, whose norm the first one counts."""
-    parallel = {"pipeline": 3, "microbatches": 4, "cuts": ["blocks.1", "head"]}
-    args = {"layers": 2, "width": 16, "heads": 2, "context": 8, "vocab": 256}
-    spec = vary(tmp_path, "gpt_tied", args, data=TEXT, parallel=parallel)
-    tree = json.loads(spec.path.read_text())
-    tree["cluster"]["device"] = "h100"
-    spec.path.write_text(json.dumps(tree))
-    prove(load(spec.path), fork_server)
-    write(compile(load(spec.path), tmp_path / "out"), tmp_path / "out")
+    spec = vary(
+        tmp_path,
+        "gpt_tied",
+        {"layers": 2, "width": 16, "heads": 2},
+        train={"steps": 3},
+        parallel={"pipeline": 3, "microbatches": 4, "cuts": ["blocks.1", "head"]},
+        cluster={"device": "h100"},
+    )
+    prove(spec, fork_server)
+    write(compile(spec, tmp_path / "out"), tmp_path / "out")
     script = (tmp_path / "out" / "rank2.py").read_text()
     assert 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)\n' in script
     assert "get_total_norm(grads).square().to(device)\n" in script

@@ -89,7 +89,7 @@ def microbatch(spec: Spec, training: Training, batch: int) -> tuple[Tensor, ...]
     """The first samples of the data."""
     samples = read_samples(spec)
     numbers = [i % samples.count for i in range(batch)]
-    return samples.batch(numbers, training.binding.fields)
+    return samples.batch(numbers, training.binding.fields, epoch=0)
 
 
 def read_state(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
