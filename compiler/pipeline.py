@@ -85,7 +85,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
         lambda p: verify_programs(p, plan, units),
     )
     programs = checked("roll", roll(programs), lambda p: verify_programs(p, plan, units))
-    more = replace(plan, microbatches=plan.microbatches + 1)
+    more = replace(plan, microbatches=plan.microbatches + len(plan.stages))
     longer = communicate(more, units, order(more, spec.parallel.schedule), clip=clip)
     report = predict(
         graph, plan, schedule, programs, costs, spec, runners_up(graph, costs, plan, spec)

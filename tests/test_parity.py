@@ -287,12 +287,39 @@ def test_scripts_for_gpus_are_proved_without_them(tmp_path, fork_server):
         tmp_path,
         "gpt_tied",
         {"layers": 2, "width": 16, "heads": 2},
-        train={"steps": 3},
         parallel={"pipeline": 3, "microbatches": 4, "cuts": ["blocks.1", "head"]},
         cluster={"device": "h100"},
     )
-    prove(spec, fork_server)
+    prove(spec, fork_server, steps=2)
     write(compile(spec, tmp_path / "out"), tmp_path / "out")
     script = (tmp_path / "out" / "rank2.py").read_text()
     assert 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)\n' in script
     assert "get_total_norm(grads).square().to(device)\n" in script
+
+
+def test_a_tied_weight_starts_as_the_user_made_it_under_either_name(tmp_path, fork_server):
+    """Only the second name is called; the first comes first among the parameters."""
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared, self.embed = nn.Embedding(20, 6), nn.Embedding(20, 6)
+        self.embed.weight = self.shared.weight
+        self.mid, self.norm, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 20)
+
+    def forward(self, x):
+        return self.head(self.norm(self.mid(self.embed(x)))).transpose(1, 2)
+
+def build():
+    return Net()
+"""
+    token = {"shape": [4], "dtype": "int64", "high": 20}
+    spec = make_spec(
+        tmp_path,
+        code,
+        model={"loss": "cross_entropy"},
+        data={"source": "random", "samples": 12, "fields": {"x": token, "y": token}},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2},
+    )
+    prove(spec, fork_server)
