@@ -323,3 +323,30 @@ def build():
         parallel={"pipeline": 2},
     )
     prove(spec, fork_server)
+
+
+@pytest.mark.parametrize("line", ["h @ self.a.weight", "h + self.norm.weight"])
+def test_a_weight_read_outside_its_module(tmp_path, fork_server, line):
+    """On a stage that holds nothing else of the module."""
+    code = f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.b(self.norm(self.a(x)).tanh())
+        return self.c({line})
+
+def build():
+    return Net()
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        data={"source": "random", "samples": 16, "fields": FIELDS},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "cuts": ["c"]},
+    )
+    prove(spec, fork_server)
