@@ -13,10 +13,10 @@ $(stamp): pyproject.toml constraints.txt
 	$(bin)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-test: install
+test: check
 	$(bin)/python -m pytest -n auto --dist loadfile -m "not slow and not gpu"
 
-test-all: install
+test-all: check
 	$(bin)/python -m pytest -n auto --dist loadfile
 
 check: install

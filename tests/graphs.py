@@ -285,7 +285,7 @@ def make_spec(
             nodes=nodes,
             devices_per_node=devices_per_node,
             device=Device(
-                kind="cuda",
+                kind="cpu",
                 memory=memory,
                 flops={"fp32": 1e12, "fp64": 5e11},
                 memory_bandwidth=1e11,

@@ -9,7 +9,10 @@ printed form out
 import re
 from pathlib import Path
 
-from ppc.ir.graph import Dim, TensorMeta, dtypes
+from graphs import Builder, elements
+
+from ppc.ir.graph import Arg, Dim, Graph, Ref, State, TensorMeta, dtypes
+from ppc.ir.plan import Mesh, Plan, Stage
 from ppc.ir.program import (
     Collective,
     Compute,
@@ -41,14 +44,90 @@ def fixture_pairs(name: str) -> dict[str, tuple[str, str]]:
     return cases
 
 
+def parse_meta(text: str, *, requires_grad: bool = False) -> TensorMeta:
+    """`f32[batch, 8]`."""
+    dtype, sizes = re.fullmatch(r"(\w+)\[(.*)\]", text).groups()
+    names = {printed: name for name, (printed, _) in dtypes.items()}
+    shape = tuple(Dim() if size == "batch" else int(size) for size in re.findall(r"\w+", sizes))
+    return TensorMeta(shape, names[dtype], requires_grad)
+
+
 def parse_transfer(line: str) -> Transfer:
     """`x: f32[batch, 8] stage 0 -> 1, gradient back`."""
-    match = re.fullmatch(r"(\S+): (\w+)\[(.*)\] stage (\d+) -> (\d+)(, gradient back)?", line)
-    value, dtype, sizes, source, target, back = match.groups()
-    names = {printed: name for name, (printed, _) in dtypes.items()}
-    shape = tuple(Dim() if size == "batch" else int(size) for size in sizes.split(", "))
-    meta = TensorMeta(shape, names[dtype], requires_grad=bool(back))
-    return Transfer(value, int(source), int(target), meta, gradient=bool(back))
+    match = re.fullmatch(r"(\S+): (.*) stage (\d+) -> (\d+)(, gradient back)?", line)
+    value, meta, source, target, back = match.groups()
+    gradient = bool(back)
+    meta = parse_meta(meta, requires_grad=gradient)
+    return Transfer(value, int(source), int(target), meta, gradient)
+
+
+views = ("view", "transpose", "slice")
+
+
+def parse_graph(text: str) -> Graph:
+    """A printed graph. Every call is of a leaf; ops do what their names say: `linear` multiplies,
+    `dropout` draws, a view shares and `copy_` writes the memory of its first operand.
+    """
+    b = Builder()
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        name, _, meta = rest.partition(": ")
+        if kind == "input":
+            meta = parse_meta(meta.partition(" <- ")[0])
+            b.input(name, *meta.shape[1:], dtype=meta.dtype)
+        elif kind in ("param", "buffer"):
+            b.parameter(name, *parse_meta(meta).shape, buffer=kind == "buffer")
+        elif kind == "output":
+            return b.graph(Ref(meta))
+        else:
+            parse_op(b, line)
+    raise ValueError("a graph ends with its output")
+
+
+def parse_op(b: Builder, line: str) -> None:
+    """`v0: f32[batch, 8] = aten.linear.default(x, a.weight)    # a`."""
+    pattern = r"(\w+): (.*) = aten\.(\w+)\.default\((.*)\) +# (\S+)"
+    name, meta, target, arguments, call = re.fullmatch(pattern, line).groups()
+
+    def argument(word: str) -> Arg:
+        if word in b.parameters:
+            return State(word)
+        return Ref(word) if word in b.values else float(word)
+
+    args = [argument(word) for word in arguments.split(", ")]
+    meta = parse_meta(meta)
+    if call != "root":
+        b.module(call, target.title(), leaf=True)
+    shown = [str(args[0])] if target in (*views, "copy_") else []
+    flops = 0
+    if target == "linear":
+        flops = 2 * elements(meta.shape) * b.parameters[str(args[1])].meta.shape[-1]
+    made = b.op(
+        target,
+        *args,
+        call="" if call == "root" else call,
+        shape=meta.shape,
+        dtype=meta.dtype,
+        flops=flops,
+        random=target == "dropout",
+        views=shown,
+        mutates=shown if target == "copy_" else [],
+    )
+    if made.name != name:
+        raise ValueError(f"{name} is op {made.name}")
+
+
+def parse_plan(text: str) -> Plan:
+    """A printed plan, but for its parameters and the times of its stages."""
+    stages = []
+    for line in text.splitlines():
+        if match := re.fullmatch(r"stage (\d+) \(one rank: (\d+)\): layers (\d+)-(\d+).*", line):
+            index, rank, first, last = map(int, match.groups())
+            stages.append(Stage(index, tuple(range(first, last + 1)), Mesh((), (rank,))))
+        elif match := re.fullmatch(r"(\d+) microbatches of (\d+) samples, (.*)", line):
+            microbatches, batch = int(match[1]), int(match[2])
+            return Plan(tuple(stages), {}, batch, microbatches, even=match[3] == "all alike")
+    raise ValueError("a plan has a line of microbatches")
 
 
 def parse_instruction(line: str) -> Instruction:

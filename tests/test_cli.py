@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from jobs import make_spec, plant
 from typer.testing import CliRunner
 
 from ppc import cli
 from ppc.errors import InternalError
+from ppc.run.launch import run_forked
 
 root = Path(__file__).parent.parent
 quickstart = root / "specs/quickstart.yaml"
@@ -47,6 +51,7 @@ def test_complaints_are_red_text_and_exit_code_1(ppc, tmp_path):
         "s.yaml: the spec needs data",
         'hint: data: {source: text, files: "{stdlib}/*.py", sequence: 128}',
         "s.yaml:1:1: model is 1, not a mapping",
+        "hint: such as model: {factory: models/gpt.py:build}",
         "s.yaml:2:32: cluster.device is 'h10', not cpu, v100, a100, h100 or h200",
         "hint: did you mean h100?",
     ]
@@ -72,7 +77,7 @@ def test_one_complaint_in_json_without_a_place_in_the_file(ppc):
             "line": None,
             "column": None,
             "message": "cannot be read: no such file or directory",
-            "hint": None,
+            "hint": "name a YAML file that is there and may be read; `ppc init` writes one",
         }
     ]
 
@@ -137,6 +142,150 @@ def test_init_where_nothing_can_be_written(ppc, tmp_path):
     (tmp_path / "models").write_text("a file")
     done = ppc("init")
     assert (done.exit_code, "cannot be written" in done.stderr) == (1, True)
+
+
+# ---------------------------------------------------------------- commands that need a model
+
+GATED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("gate", torch.randperm(5).float())
+        self.linear = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.linear(x * self.gate)
+
+def build():
+    return Net()
+"""  # a permutation has no recipe: it is saved, and said
+SAID = "note: the first values of gate "
+
+
+@pytest.fixture
+def job(tmp_path):
+    """job.yaml in the folder that commands run in."""
+    return make_spec(tmp_path, GATED).path.name
+
+
+def tree(folder):
+    """The files, without those that Python itself leaves."""
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    return {name for name in found if "__pycache__" not in name}
+
+
+@pytest.mark.torch
+def test_plan_shows_the_plan_and_writes_nothing(ppc, job, tmp_path):
+    before = tree(tmp_path)
+    done = ppc("plan", job)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("job: Net on 1 rank, 1f1b, 2 microbatches of up to 2 samples\n")
+    assert "memory at the peak" in done.stdout
+    answer = json.loads(ppc("plan", job, "--json").stdout)
+    assert (answer["ok"], answer["world_size"]) == (True, 1)
+    assert answer["memory"][0]["parameters"] == 4 * (6 + 5)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.torch
+def test_compile_writes_a_folder_and_says_how_to_start_it(ppc, job, tmp_path, monkeypatch):
+    done = ppc("compile", job)
+    assert done.exit_code == 0
+    names = ["rank0.py", "run.py", "plan.txt", "weights.safetensors", "manifest.json"]
+    assert done.stdout.splitlines() == [
+        f"wrote {', '.join(names)} in generated/job; start it there with",
+        "torchrun --standalone --nproc-per-node 1 run.py",
+    ]
+    assert done.stderr.startswith(SAID)
+    assert tree(tmp_path / "generated/job") == set(names)
+
+    monkeypatch.setattr(cli, "sys", SimpleNamespace(stderr=SimpleNamespace(isatty=lambda: True)))
+    done = ppc("compile", job, "-o", "else/where", "--json")
+    answer = json.loads(done.stdout)  # nothing else is there
+    assert answer == {"ok": True, "folder": "else/where", "files": names}
+    assert tree(tmp_path / "else/where") == set(names)
+    told = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    passes = ("capture", "segment", "place", "localize", "order", "communicate", "roll")
+    assert told == [f"{name} done" for name in passes]
+    assert SAID in done.stderr
+
+
+@pytest.mark.torch
+def test_compile_leaves_a_folder_with_files_of_others_alone(ppc, job, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("mine")
+    for form in ([], ["--json"]):
+        done = ppc("compile", job, "-o", "mine", *form)
+        assert done.exit_code == 1
+        complaint = json.loads(done.stdout)["complaints"][0] if form else {}
+        message = complaint.get("message", done.stderr)
+        assert "mine holds files that ppc did not write: thesis.tex" in message
+        assert "give another folder: -o FOLDER" in complaint.get("hint", done.stderr)
+    assert tree(tmp_path / "mine") == {"thesis.tex"}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ("capture", "buffer gate: f32[5]"),
+        ("segment", "layer linear: "),
+        ("place", "stage 0 (one rank: 0): "),
+        ("localize", "stage 0 on rank 0"),
+        ("order", "rank 0 | 0F0 0B0 0F1 0B1"),
+        ("communicate", "    0F(1)"),
+        ("roll", "      0F(i)"),
+    ],
+)
+def test_show_prints_the_form_after_a_pass(ppc, job, tmp_path, after, line):
+    before = tree(tmp_path)
+    done = ppc("show", job, "--after", after)
+    assert done.exit_code == 0
+    assert any(printed.startswith(line) for printed in done.stdout.splitlines()), done.stdout
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.torch
+def test_show_after_a_pass_that_there_is_not(ppc, job):
+    done = ppc("show", job, "--after", "lower")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "there is no pass 'lower'",
+        "hint: the passes are capture, segment, place, localize, order, communicate, roll",
+    ]
+
+
+@pytest.mark.dist
+def test_verify_says_whether_all_is_equal(ppc, job, tmp_path, fork_server, monkeypatch):
+    forked = partial(run_forked, server=fork_server)
+    monkeypatch.setattr("ppc.run.verify.run_torchrun", forked)
+    ppc("compile", job)
+    done = ppc("verify", "generated/job", "--steps", "1")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "equal")
+    plant(tmp_path / "generated/job/rank0.py", "LR = 0.1", "LR = 0.2")
+    done = ppc("verify", "generated/job", "--steps", "1")
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[-1] != "equal"
+
+
+@pytest.mark.dist
+def test_verify_in_json(ppc, job, tmp_path, fork_server, monkeypatch):
+    forked = partial(run_forked, server=fork_server)
+    monkeypatch.setattr("ppc.run.verify.run_torchrun", forked)
+    ppc("compile", job)
+    done = ppc("verify", "generated/job", "--steps", "1", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["ok"]) == (0, True)
+    assert {row["kind"] for row in answer["rows"]} > {"loss", "gradient", "parameter", "buffer"}
+    plant(tmp_path / "generated/job/rank0.py", "LR = 0.1", "LR = 0.2")
+    done = ppc("verify", "generated/job", "--steps", "1", "--json")
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["ok"]) == (1, False)
+    assert {row["kind"] for row in answer["rows"] if row["failed"]} == {"parameter"}
+    plant(tmp_path / "generated/job/rank0.py", "LR = 0.2", "LR = 1 / 0")
+    done = ppc("verify", "generated/job", "--json")
+    (complaint,) = json.loads(done.stdout)["complaints"]
+    assert (done.exit_code, "ZeroDivisionError" in complaint["message"]) == (1, True)
 
 
 def test_light(tmp_path):

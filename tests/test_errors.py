@@ -1,8 +1,10 @@
 """tests/errors/*.yaml: each begins with the exact text that it is answered with, as a comment."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from ppc.errors import (
     CaptureError,
@@ -16,6 +18,7 @@ from ppc.errors import (
     nearest,
 )
 from ppc.frontend.load import load
+from ppc.frontend.schema import validate
 
 root = Path(__file__).parent.parent
 specs = sorted(path.relative_to(root) for path in root.glob("tests/errors/*.yaml"))
@@ -30,6 +33,50 @@ def test_complaint(path, monkeypatch):
     expected = [line[2:] for line in lines[: len(str(caught.value).splitlines())]]
     assert str(caught.value).splitlines() == expected
     assert not lines[len(expected)].startswith("# ")  # the comment says no more than that
+    for complaint, hint in zip(expected[::2], expected[1::2], strict=True):
+        assert complaint.startswith(str(path))
+        assert hint.startswith("hint: ")
+
+
+def values_of(node):
+    """(what holds it, its key) of every value within a value."""
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in list(items):
+        yield node, key
+        if isinstance(value, dict | list):
+            yield from values_of(value)
+
+
+sources = (
+    {"source": "text", "files": ["*.py"], "sequence": 8, "last_batch": "drop"},
+    {"source": "arrays", "files": {"x": "x.npy"}},
+    {
+        "source": "random",
+        "samples": 8,
+        "fields": {"x": {"shape": [3], "dtype": "int64", "high": 3}},
+    },
+    {"source": "d.py:D", "args": {"n": [1]}, "fields": ["x"]},
+)
+
+
+@pytest.mark.parametrize("data", sources, ids=lambda data: data["source"])
+def test_whatever_the_schema_refuses_has_a_hint(data):
+    """A wrong value at any key."""
+    tree = YAML(typ="safe").load(root / "specs/quickstart.yaml")
+    tree["data"] = deepcopy(data)
+    tree["model"]["inputs"] = {"x": {"field": "x", "shape": ["batch", 3], "dtype": "int64"}}
+    tree["train"]["optimizer"] = {"name": "adamw", "lr": 0.1, "betas": [0.9, 0.95]}
+    tree["cluster"]["links"] = {"intra_node": {"bandwidth": "450GB/s", "latency": "5us"}}
+    tree["parallel"]["cuts"] = ["blocks.2"]
+    complaints = []
+    for holder, key in values_of(tree):
+        right = holder[key]
+        for wrong in (None, -1, "?", [], [None], {"?": None}, {"kind": "cuda"}):
+            holder[key] = wrong
+            complaints += [str(found.error) for found in validate(tree, {}, "s.yaml")]
+        holder[key] = right
+    assert len(complaints) > 100
+    assert [text for text in complaints if "\nhint: " not in text] == []
 
 
 def test_there_are_cases():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,20 +11,35 @@ from graphs import BATCH, Builder, gpt, make_spec, mlp
 from ppc.analysis.cost import price
 from ppc.analysis.dataflow import cut_bytes, holders
 from ppc.analysis.memory import (
+    COMMUNICATOR_BYTES,
     live_microbatches,
     measure_memory,
     measure_runs,
     peak_bytes,
 )
-from ppc.ir.graph import Graph
+from ppc.ir.graph import Graph, State
+from ppc.ir.program import Compute, Edge, Post, Program, Wait, unroll
 from ppc.ir.report import Memory, show_bytes
+from ppc.ir.schedule import Kind
 from ppc.ir.spec import SGD, AdamW, Spec
+from ppc.passes.communicate import communicate
+from ppc.passes.localize import localize
+from ppc.passes.order import order
 from ppc.passes.place.assemble import assemble
 from ppc.passes.segment import segment
 
 
-def measure(graph: Graph, spec: Spec, *starts: int) -> tuple[Memory, ...]:
+def measure(
+    graph: Graph, spec: Spec, *starts: int, kind: Literal["cpu", "cuda"] = "cpu"
+) -> tuple[Memory, ...]:
+    """On CPUs, where process groups take no memory of the device."""
+    spec = on(kind, spec)
     return measure_memory(graph, assemble(graph, price(graph, spec), spec, starts), spec)
+
+
+def on(kind: Literal["cpu", "cuda"], spec: Spec) -> Spec:
+    device = replace(spec.cluster.device, kind=kind)
+    return replace(spec, cluster=replace(spec.cluster, device=device))
 
 
 def test_kinds_of_a_chain_of_linear_layers() -> None:
@@ -113,7 +129,7 @@ def skipping() -> Graph:
 def test_a_value_may_skip_a_stage() -> None:
     message = 4 * 8 * 2
     one, two, three = measure(skipping(), make_spec(3), 0, 1, 2)
-    assert one.buffers == 3 * message + 2 * message
+    assert one.buffers == 3 * message + 2 * (2 * message)  # gradients come back on two edges
     assert two.buffers == (2 + 1) * message + 2 * message + 2 * (2 * message)
     assert three.buffers == (1 + 1) * 2 * message + 2 * 2 * message
 
@@ -159,6 +175,105 @@ def test_what_nothing_reads_goes_where_its_neighbours_are() -> None:
     }
 
 
+def long_skip(*, tied: bool = False) -> Graph:
+    """Layers a, b, c, d; d reads a's output too, and a's weight if `tied`."""
+    b = Builder()
+    if tied:
+        b.parameter("a.weight", 8, 8, aliases=["d.weight"])
+    first = x = b.linear("a", b.input("x", 8), 8, 8)
+    for path in ("b", "c"):
+        x = b.linear(path, x, 8, 8)
+    b.module("d", "Join", leaf=True)
+    weight = State("d.weight") if tied else b.parameter("d.weight", 8, 8)
+    return segment(b.graph(b.op("join", x, first, weight, call="d", flops=128)))
+
+
+def programs_of(graph: Graph, spec: Spec, *starts: int) -> tuple[Program, ...]:
+    plan = assemble(graph, price(graph, spec), spec, starts)
+    schedule = order(plan, spec.parallel.schedule)
+    return communicate(plan, localize(graph, plan), schedule, clip=True)
+
+
+def most(edge: Edge, program: Program) -> int:
+    """Messages of an edge that ends here, posted or kept, at once: a backward is done with one."""
+    actions = list(unroll(program.actions))
+    left = sum(isinstance(action, Wait) and action.edge == edge.name for action in actions)
+    have = found = 0
+    for action in actions:
+        if action == Post(edge.name) and left:
+            have, left = have + 1, left - 1
+        elif isinstance(action, Compute) and action.action.kind is Kind.B:
+            have -= 1
+        found = max(found, have)
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 8])
+@pytest.mark.parametrize("graph", [long_skip(), segment(mlp([8] * 5))])
+def test_messages_are_those_that_the_programs_have_at_once(
+    graph: Graph, microbatches: int, schedule: str
+) -> None:
+    """4 stages with an edge from 0 to 3 post two receives ahead, on every edge."""
+    spec = make_spec(4, microbatches, schedule=schedule, global_batch=2 * microbatches)
+    programs = programs_of(graph, spec, 0, 1, 2, 3)
+    for memory, program in zip(measure(graph, spec, 0, 1, 2, 3), programs, strict=True):
+        sent, expected = set[str](), 0
+        for edge in program.edges:
+            content = sum(meta.bytes.at(2) for _, meta in edge.values)
+            if edge.kind == "activations" and edge.source == program.rank:
+                sent.update(name for name, _ in edge.values)
+            elif edge.target == program.rank:
+                expected += most(edge, program) * content
+            else:  # as many gradients under way as the other end has room for
+                expected += min(1 + edge.ahead, microbatches) * content
+        assert memory.buffers == expected + program.live * 4 * 8 * 2 * len(sent)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("graph", "starts"),
+    [
+        (segment(mlp([8] * 5)), (0,)),
+        (segment(mlp([8] * 5)), (0, 2)),
+        (segment(mlp([8] * 5)), (0, 1, 2, 3)),
+        (long_skip(), (0, 1, 2, 3)),
+        (long_skip(), (0, 1, 3)),
+        (long_skip(tied=True), (0, 1, 3)),
+        (segment(gpt(tied=True)), (0, 2, 4, 7)),
+        (segment(gpt(tied=True)), (0, 4)),
+    ],
+)
+def test_each_process_group_has_a_communicator_on_gpus(
+    graph: Graph, starts: tuple[int, ...], kind: Literal["cpu", "cuda"]
+) -> None:
+    """The edges', that of a tied weight, and the world's, of the groups that the programs make."""
+    spec = make_spec(len(starts))
+    programs = programs_of(graph, spec, *starts)
+    plain = measure(graph, spec, *starts)
+    for memory, bare, program in zip(
+        measure(graph, spec, *starts, kind=kind), plain, programs, strict=True
+    ):
+        groups = sum(program.rank in group for group in program.groups)
+        groups += len(starts) > 1
+        assert memory.buffers - bare.buffers == (kind == "cuda") * groups * COMMUNICATOR_BYTES
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_planner_takes_the_most_that_a_run_of_layers_could_need(
+    kind: Literal["cpu", "cuda"],
+) -> None:
+    """It does not know who is at the other end: here a stage may be b and c, or only b."""
+    graph = long_skip(tied=True)
+    for starts in ((0, 1, 3), (0, 2, 3), (0, 1, 2)):
+        spec = on(kind, make_spec(3))
+        footprint = measure_runs(graph, 2)
+        for memory, run in zip(
+            measure(graph, spec, *starts, kind=kind), pairwise((*starts, 4)), strict=True
+        ):
+            assert np.sum(peak_bytes(footprint, spec, memory.rank, run)) >= memory.total
+
+
 @pytest.mark.parametrize("graph", [gpt(tied=True, dropout=True), gpt(2), mlp([4] * 6)])
 def test_all_runs_at_once_are_each_run_alone(graph: Graph) -> None:
     """The arrays that the planner looks at agree with sums over the layers of a run."""
@@ -189,13 +304,16 @@ def test_all_runs_at_once_are_each_run_alone(graph: Graph) -> None:
             )
 
 
-def test_the_planner_measures_what_it_is_measured_by() -> None:
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_planner_measures_what_it_is_measured_by(kind: Literal["cpu", "cuda"]) -> None:
     graph = segment(gpt(tied=True))
-    spec = make_spec(3, schedule="gpipe")
+    spec = on(kind, make_spec(3, schedule="gpipe"))
     starts = (0, 3, 5)
     footprint = measure_runs(graph, 2)
     for memory, run in zip(
-        measure(graph, spec, *starts), pairwise((*starts, len(graph.layers))), strict=True
+        measure(graph, spec, *starts, kind=kind),
+        pairwise((*starts, len(graph.layers))),
+        strict=True,
     ):
         everything = np.sum(peak_bytes(footprint, spec, memory.rank, ...), axis=0)
         assert everything[run] == memory.total

@@ -7,21 +7,24 @@ The peak is in the steady state, when most microbatches are between their forwar
   activations  what autograd keeps, by live microbatch; the largest gradient inside a backward, of
                a value or of a parameter before it is added to the others
   buffers      the messages: by live microbatch what was received and what was sent, for both are
-               kept until their gradients are done; one receive posted ahead; two gradients each
-               way, the one in use and the one under way
+               kept until their gradients are done; on each edge the receives posted ahead; of
+               gradients one in use and as many ahead or under way. On GPUs NCCL's own, for each
+               process group
 Temporaries of the update are left out: activations are gone by then.
 
-Everything is a function of (stage, first layer, layer after the last), so that the planner can look
-at all runs of layers at once and measures what it will be measured by.
+Everything is a function of (stage, first part, part after the last). The planner's parts are
+layers, so that it can look at all runs of them at once. A plan's parts are its stages: then the
+number of edges, and of receives ahead, is exact. The planner takes the most that its layers could
+need, which is the same wherever values go from each layer to the next.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import EllipsisType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..ir.graph import Graph
 from ..ir.plan import Plan
@@ -29,13 +32,27 @@ from ..ir.report import Memory
 from ..ir.spec import AdamW, Optimizer, Spec
 from .cost import microbatch_size
 from .dataflow import flows, holders, metas
+from .reach import (
+    Bytes,
+    Reach,
+    divided,
+    entering,
+    leaving,
+    makers_before,
+    pairs_of,
+    readers_after,
+)
+from .transfer import receives_ahead
 
-Bytes = NDArray[np.int64]
+COMMUNICATOR_BYTES = 100 * 2**20
+"""Device memory of a communicator, in order of magnitude: NCCL makes one for each process group
+that a rank is in. It grows with the channels, so with the links' bandwidth (NVIDIA/nccl issues 986
+and 964: there groups that sum take five times as much); NCCL_MAX_NCHANNELS bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of every run of layers: each array is indexed by [first, stop]."""
+    """Bytes of every run of parts: each array is indexed by [first, stop]."""
 
     state: Bytes
     trainable: Bytes
@@ -47,22 +64,31 @@ class Footprint:
     sent: Bytes
     """Activations of one microbatch."""
     gradients_received: Bytes
+    """One for each part that sends it."""
     gradients_sent: Bytes
+    edges_before: Bytes
+    """Edges to and from earlier parts, if each part were a stage."""
+    edges_after: Bytes
+    shared: Bytes
+    """Groups of parts, some inside and some outside, that hold the same trainable parameters and
+    have no edge."""
+    farthest: int
+    """Parts from the maker of a value to its last reader, at most."""
 
 
 def measure_memory(graph: Graph, plan: Plan, spec: Spec) -> tuple[Memory, ...]:
     """The peak on each rank of the plan, by rank."""
-    footprint = measure_runs(graph, microbatch_size(spec))
+    starts = [stage.layers[0] for stage in plan.stages]
+    footprint = measure_runs(graph, microbatch_size(spec), starts)
     found = []
     for stage in plan.stages:
-        run = (stage.layers[0], stage.layers[-1] + 1)
-        memory = stage_memory(footprint, spec, stage.index, run)
+        memory = stage_memory(footprint, spec, stage.index, (stage.index, stage.index + 1))
         found += [replace(memory, rank=rank) for rank in stage.mesh.ranks]
     return tuple(sorted(found, key=lambda memory: memory.rank))
 
 
 def stage_memory(footprint: Footprint, spec: Spec, stage: int, run: tuple[int, int]) -> Memory:
-    """The peak of layers run[0] .. run[1] - 1 as this stage, on the rank of its number."""
+    """The peak of parts run[0] .. run[1] - 1 as this stage, on the rank of its number."""
     parameters, gradients, optimizer, activations, buffers = map(
         int, peak_bytes(footprint, spec, stage, run)
     )
@@ -88,17 +114,35 @@ def live_microbatches(spec: Spec, stage: int) -> int:
 def peak_bytes(
     footprint: Footprint, spec: Spec, stage: int, run: tuple[int, int] | EllipsisType
 ) -> tuple[Bytes, Bytes, Bytes, Bytes, Bytes]:
-    """Parameters, gradients, optimizer, activations, buffers of a run of layers as this stage.
+    """Parameters, gradients, optimizer, activations, buffers of a run of parts as this stage.
 
     With `...` for the run, of all runs.
     """
-    live = live_microbatches(spec, stage)
+    parallel, live = spec.parallel, live_microbatches(spec, stage)
     trainable = footprint.trainable[run]
     activations = live * footprint.saved[run] + footprint.largest[run]
-    messages = (live + 1) * footprint.received[run] + live * footprint.sent[run]
-    messages = messages + 2 * (footprint.gradients_received[run] + footprint.gradients_sent[run])
+    ahead = receives_ahead(min(parallel.pipeline - 1, footprint.farthest))
+    kept, under_way = (min(parallel.microbatches, count + ahead) for count in (live, 1))
+    messages = kept * footprint.received[run] + live * footprint.sent[run]
+    gradients = footprint.gradients_received[run] + footprint.gradients_sent[run]
+    groups = COMMUNICATOR_BYTES * process_groups(footprint, spec, stage, run)
     moments = optimizer_copies(spec.train.optimizer) * trainable
-    return footprint.state[run], trainable, moments, activations, messages
+    buffers = messages + under_way * gradients + groups
+    return footprint.state[run], trainable, moments, activations, buffers
+
+
+def process_groups(
+    footprint: Footprint, spec: Spec, stage: int, run: tuple[int, int] | EllipsisType
+) -> Bytes:
+    """NCCL's communicators on the rank of a stage: the world's, the edges' and those of parameters
+    held by several stages, but not by all. None on CPUs."""
+    stages = spec.parallel.pipeline
+    before = np.minimum(footprint.edges_before[run], 2 * stage)
+    after = np.minimum(footprint.edges_after[run], 2 * (stages - 1 - stage))
+    shared = footprint.shared[run] * (stages > 2)
+    used = spec.cluster.device.kind == "cuda" and stages > 1
+    groups: Bytes = (1 + before + after + shared) * used
+    return groups
 
 
 def optimizer_copies(optimizer: Optimizer) -> int:
@@ -108,22 +152,41 @@ def optimizer_copies(optimizer: Optimizer) -> int:
     return 1 if optimizer.momentum else 0
 
 
-def measure_runs(graph: Graph, samples: int) -> Footprint:
-    """The footprint at a microbatch of this many samples."""
-    held, moving, size = holders(graph), flows(graph), len(graph.layers)
-    states = [(p.meta, Reach(-1, held[f], p.meta.bytes.at(1))) for f, p in graph.parameters.items()]
-    values = [(f.meta, Reach(f.layer, f.readers, f.meta.bytes.at(samples))) for f in moving]
-    gradients = [reach for meta, reach in values if meta.requires_grad]
+def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None) -> Footprint:
+    """The footprint at a microbatch of this many samples.
+
+    Parts begin at the layers `starts`; by default each layer is one.
+    """
+    starts = range(len(graph.layers)) if starts is None else starts
+    parts = Parts(starts, len(graph.layers))
+    held, moving, size = holders(graph), flows(graph), len(starts)
+    states = [
+        (p.meta, Reach(-1, parts.of(held[fqn]), p.meta.bytes.at(1)))
+        for fqn, p in graph.parameters.items()
+    ]
+    values = [
+        (f.meta, reach)
+        for f in moving
+        if (reach := parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))).readers
+    ]
+    saved = [layer.activation_bytes.at(samples) for layer in graph.layers]
     activations = [reach for _, reach in values]
+    gradients = [reach for meta, reach in values if meta.requires_grad]
+    pairs, back = pairs_of(activations), pairs_of(gradients)
+    tied = {reach.readers for meta, reach in states if meta.requires_grad}
     return Footprint(
         state=entering(size, [reach for _, reach in states]),
         trainable=entering(size, [reach for meta, reach in states if meta.requires_grad]),
-        saved=sums([layer.activation_bytes.at(samples) for layer in graph.layers]),
-        largest=largest(largest_gradients(graph, samples)),
+        saved=sums(parts.split(saved, sum)),
+        largest=largest(parts.split(largest_gradients(graph, samples), max)),
         received=entering(size, activations),
         sent=leaving(size, activations),
-        gradients_received=leaving(size, gradients),
+        gradients_received=leaving(size, [e for reach in gradients for e in reach.each()]),
         gradients_sent=entering(size, gradients),
+        edges_before=makers_before(size, pairs) + makers_before(size, back),
+        edges_after=readers_after(size, pairs) + readers_after(size, back),
+        shared=divided(size, tied - pairs),
+        farthest=max((target - source for source, target in pairs), default=0),
     )
 
 
@@ -139,39 +202,25 @@ def largest_gradients(graph: Graph, samples: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """Bytes made by one layer (-1: there from the start) and read by others."""
+class Parts:
+    """Runs of layers that follow each other."""
 
-    maker: int
-    readers: tuple[int, ...]
-    size: int
+    starts: Sequence[int]
+    """The first layer of each."""
+    num_layers: int
 
+    def of(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """The parts that these layers are in, each once, in order."""
+        return tuple(sorted({bisect_right(self.starts, layer) - 1 for layer in layers}))
 
-def entering(size: int, reaches: Iterable[Reach]) -> Bytes:
-    """By [first, stop]: bytes made before the run and read inside it."""
-    result = np.zeros((size + 1, size + 1), np.int64)
-    for (maker, readers), total in collected(reaches).items():
-        last = maker
-        for reader in readers:  # the first reader inside runs that begin after `last`
-            result[last + 1 : reader + 1, reader + 1 :] += total
-            last = reader
-    return result
+    def reach(self, maker: int, readers: Sequence[int], size: int) -> Reach:
+        """What a layer makes for others; no readers where they are in its own part."""
+        (part,) = self.of([maker])
+        return Reach(part, tuple(r for r in self.of(readers) if r > part), size)
 
-
-def leaving(size: int, reaches: Iterable[Reach]) -> Bytes:
-    """By [first, stop]: bytes made inside the run and read after it."""
-    result = np.zeros((size + 1, size + 1), np.int64)
-    for (maker, readers), total in collected(reaches).items():
-        result[: maker + 1, maker + 1 : readers[-1] + 1] += total
-    return result
-
-
-def collected(reaches: Iterable[Reach]) -> Counter[tuple[int, tuple[int, ...]]]:
-    """Bytes by (maker, readers): many tensors of a layer go the same way."""
-    total = Counter[tuple[int, tuple[int, ...]]]()
-    for reach in reaches:
-        total[reach.maker, reach.readers] += reach.size
-    return total
+    def split(self, sizes: list[int], combine: Callable[[list[int]], int]) -> list[int]:
+        """By part what its layers' sizes come to."""
+        return [combine(sizes[a:b]) for a, b in pairwise([*self.starts, self.num_layers])]
 
 
 def sums(sizes: list[int]) -> Bytes:

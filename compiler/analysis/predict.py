@@ -1,10 +1,10 @@
 """predict: programs on a clock with the plan's costs -> Report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ..ir.graph import Graph
+from ..ir.graph import Graph, TensorMeta
 from ..ir.plan import Plan
-from ..ir.program import Program
+from ..ir.program import Collective, Program, unroll
 from ..ir.report import Report
 from ..ir.schedule import Kind, Schedule
 from ..ir.spec import Spec
@@ -34,7 +34,8 @@ def predict(
         )
         for name, e in edges.items()
     }
-    result = simulate(programs, Clock(compute, transfer_s=transfer))
+    collective = collective_s(graph, programs, costs, spec)
+    result = simulate(programs, Clock(compute, transfer_s=transfer, collective_s=collective))
     busiest = max(range(len(plan.stages)), key=lambda s: plan.stages[s].time_s)
     return Report(
         slots=result.slots,
@@ -51,3 +52,19 @@ def predict(
         diagram=timing_diagram(schedule, diagram_width),
         runners_up=tuple(runners_up),
     )
+
+
+def collective_s(
+    graph: Graph, programs: tuple[Program, ...], costs: Costs, spec: Spec
+) -> Mapping[str, float]:
+    """Seconds of each collective, by what is combined: a gradient, or the norm's one number."""
+    number = TensorMeta((), {"fp32": "float32", "fp64": "float64"}[spec.train.precision])
+    found = {
+        action
+        for program in programs
+        for action in unroll(program.actions)
+        if isinstance(action, Collective)
+    }
+    sizes = {f"gradient of {fqn}": p.meta.bytes.at(1) for fqn, p in graph.parameters.items()}
+    sizes["norm"] = number.bytes.at(1)
+    return {c.value: costs.all_reduce_s(c.group, sizes[c.value]) for c in found}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ..ir.spec import Dataset, Factory, Spec, Value
 
-Found = Iterator[tuple[str, str, str | None]]  # (path, message, hint)
+source_text = "give a file of Python source, in UTF-8, that may be read"
+Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
 
 def check_callables(spec: Spec) -> Found:
@@ -21,7 +22,8 @@ def check_callables(spec: Spec) -> Found:
         place, _, name = target.rpartition(":")
         words = [name] if place.endswith(".py") else [*place.split("."), name]
         if any(map(keyword.iskeyword, words)):
-            yield path, f"{target}: a word of Python is no callable's name", None
+            message = f"{target}: a word of Python is no callable's name"
+            yield path, message, "write the name that stands after `def` or `class`"
         elif place.endswith(".py"):
             for message, hint in file_faults(spec.folder / place, place, name):
                 yield path, message, hint
@@ -51,7 +53,7 @@ def factories(value: Value, path: str) -> Iterator[tuple[str, str]]:
             yield from factories(item, f"{path}[{index}]")
 
 
-def file_faults(file: Path, shown: str, name: str) -> Iterator[tuple[str, str | None]]:
+def file_faults(file: Path, shown: str, name: str) -> Iterator[tuple[str, str]]:
     if not file.is_file():
         yield f"no file {shown} in the spec's folder", "files are relative to the spec"
         return
@@ -61,10 +63,11 @@ def file_faults(file: Path, shown: str, name: str) -> Iterator[tuple[str, str | 
         table = symtable.symtable(text, shown, "exec")
     except SyntaxError as error:
         line = f" in line {error.lineno}" if error.lineno else ""
-        yield f"{shown} is not Python: {error.msg}{line}", None
+        hint = f"mend that line: {error.text.strip()[:60]}" if error.text else source_text
+        yield f"{shown} is not Python: {error.msg}{line}", hint
         return
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        yield f"{shown} cannot be read: {error}", None
+        yield f"{shown} cannot be read: {error}", source_text
         return
     symbols = [s for s in table.get_symbols() if s.is_assigned() or s.is_imported()]
     names = [symbol.get_name() for symbol in symbols]
@@ -72,5 +75,7 @@ def file_faults(file: Path, shown: str, name: str) -> Iterator[tuple[str, str | 
     if name not in names and not hidden:
         close = difflib.get_close_matches(name, names, n=1)
         made = [s.get_name() for s in symbols if s.is_namespace()]
-        hint = f"did you mean {close[0]}?" if close else f"it defines {', '.join(made)}"
-        yield f"{shown} defines no {name}", hint if close or made else None
+        hint = (
+            f"did you mean {close[0]}?" if close else f"it defines {', '.join(made) or 'nothing'}"
+        )
+        yield f"{shown} defines no {name}", hint

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -23,6 +24,19 @@ max_bytes, max_depth, max_values = 1 << 20, 64, 100_000
 
 core_tag = "tag:yaml.org,2002:"
 numbers_and_words = {"null", "bool", "int", "float"}
+unclosed = ("while parsing a flow mapping", "while parsing a flow sequence", "end of stream")
+remedies: Mapping[str, str] = MappingProxyType(  # words of ruamel.yaml -> what to do
+    {
+        "another document": "a file holds one spec: give the other a file of its own",
+        "undefined alias": "write the value itself, or mark it with & and this name further up",
+        "escape character": "write two backslashes for one, or single quotes around the text",
+        "cannot start any token": "put the text in quotes",
+        "mapping values": "indent the keys of a mapping alike; put text with ': ' in quotes",
+        "block": "indent the keys of a mapping, or the items of a list, alike",
+    }
+)
+otherwise = "look at the indentation, the brackets and the quotes here and in the line above"
+
 text_like = {"str", "timestamp", "merge", "value"}  # YAML 1.2's core schema has no dates and no <<
 
 
@@ -79,7 +93,8 @@ def read_text(path: Path) -> str:
             content = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise SpecError(f"cannot be read: {reason.lower()}", where) from None
+        hint = "name a YAML file that is there and may be read; `ppc init` writes one"
+        raise SpecError(f"cannot be read: {reason.lower()}", where, hint) from None
     if len(content) > max_bytes:
         hint = "a spec takes a few kB; put long lists of files into a pattern"
         raise SpecError(f"is larger than {max_bytes} bytes", where, hint)
@@ -103,16 +118,18 @@ def compose(text: str, file: str) -> tuple[Node | None, YAML]:
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"YAML forbids the character U+{error.character:04X}"
-        raise SpecError(message, Location(file, line)) from None
+        raise SpecError(message, Location(file, line), "leave it out") from None
     except MaxDepthExceededError as error:
         where = Location(file, error.problem_mark.line + 1, error.problem_mark.column + 1)
-        raise SpecError(f"the spec is nested deeper than {max_depth} levels", where) from None
+        message = f"the spec is nested deeper than {max_depth} levels"
+        raise SpecError(message, where, "close each bracket that you open") from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = Location(file, mark.line + 1, mark.column + 1) if mark else Location(file)
-        raise SpecError(f"not YAML: {reason_of(error)}", where, hint_for(text, where)) from None
+        message = f"not YAML: {reason_of(error)}"
+        raise SpecError(message, where, remedy_for(error, text, where)) from None
     except (YAMLError, ValueError) as error:
-        raise SpecError(f"not YAML: {reason_of(error)}", Location(file)) from None
+        raise SpecError(f"not YAML: {reason_of(error)}", Location(file), otherwise) from None
     if yaml.resolver.processing_version != (1, 2):
         hint = "leave the %YAML line out"
         raise SpecError("a spec is written in YAML 1.2", Location(file, 1), hint)
@@ -126,11 +143,14 @@ def reason_of(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def hint_for(text: str, where: Location) -> str | None:
+def remedy_for(error: MarkedYAMLError, text: str, where: Location) -> str:
     lines = text.splitlines()
     if where.line and where.line <= len(lines) and "\t" in lines[where.line - 1]:
         return "indent with spaces, not tabs"
-    return None
+    reason, opened = reason_of(error), error.context_mark
+    if opened and any(words in reason for words in unclosed):
+        return f"close the {text[opened.index]} of line {opened.line + 1}"
+    return next((remedy for words, remedy in remedies.items() if words in reason), otherwise)
 
 
 @dataclass(slots=True)
@@ -144,7 +164,7 @@ class Builder:
     values: int = 0
     depth: int = 0
 
-    def complain(self, node: Node, path: str, message: str, hint: str | None = None) -> None:
+    def complain(self, node: Node, path: str, message: str, hint: str) -> None:
         error = SpecError(message, self.place(node), hint)
         self.complaints.append(Complaint(path, error))
 
@@ -179,7 +199,8 @@ class Builder:
         try:
             return self.yaml.constructor.construct_object(node)
         except (ValueError, LookupError, YAMLError):
-            self.complain(node, path, f"{node.value[:40]!r} is no {tag}")
+            message = f"{node.value[:40]!r} is no {tag}"
+            self.complain(node, path, message, "put it in quotes if it is text")
 
     def refuse_tag(self, node: Node, tag: str, path: str) -> None:
         name = tag if tag.startswith("!") else f"!!{tag}"

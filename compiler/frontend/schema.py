@@ -73,15 +73,15 @@ def validate(tree: Any, locations: Mapping[str, Location], file: str) -> list[Co
     return list(complaints.values())
 
 
-def explain(error: ValidationError) -> Iterator[tuple[str, str, str | None]]:
+def explain(error: ValidationError) -> Iterator[tuple[str, str, str]]:
     """(path, message, hint) of each mistake that a validation error stands for."""
     path = dotted(error.absolute_path)
     rules: Any = error.schema
     value: Any = error.instance
     rule, wanted = str(error.validator), rules[error.validator]
     if "propertyNames" in error.schema_path:
-        title = rules["title"]
-        yield within(path, value), f"{path} has the key {show(value)}, not {title}", None
+        message = f"{path} has the key {show(value)}, not {rules['title']}"
+        yield within(path, value), message, "letters, digits and _, no digit first"
     elif rule == "additionalProperties":
         for key in sorted(value.keys() - rules["properties"].keys()):
             yield unknown_key(path, key, rules)
@@ -114,21 +114,20 @@ limits: Mapping[str, Callable[[Any], str]] = MappingProxyType(
 
 def explain_value(
     path: str, rule: str, wanted: Any, value: Any, rules: Mapping[str, Any]
-) -> tuple[str, str | None]:
+) -> tuple[str, str]:
     """(message, hint) for a value of the wrong kind or size."""
     name = path.rpartition(".")[2]
     later = planned.get(path if rule == "maximum" else f"{path}={value}")
     if later:
         return f"{path} {show(value)} is not supported yet", later
+    example = flow(rules["examples"][0])
+    hint = f"such as {example}" if name.endswith("]") else f"such as {name}: {example}"
     if rule in limits:
-        return f"{path} is {show(value)}; {limits[rule](wanted)}", None
+        return f"{path} is {show(value)}; {limits[rule](wanted)}", hint
     expected = expectation(rule, wanted, rules)
     words = [str(word) for word in rules.get("enum", ())]
     close = difflib.get_close_matches(str(value), words, n=1)
-    hint = f"did you mean {close[0]}?" if close else None
-    if hint is None and rules.get("examples"):
-        example = flow(rules["examples"][0])
-        hint = f"such as {example}" if name.endswith("]") else f"such as {name}: {example}"
+    hint = f"did you mean {close[0]}?" if close else hint
     if value is None:
         return f"{path} is empty; it takes {expected}", hint
     return f"{path} is {show(value)}, not {expected}", hint

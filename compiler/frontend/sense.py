@@ -18,7 +18,7 @@ from .callables import check_callables
 from .document import Complaint
 from .schema import alternatives, flow, schema
 
-Found = Iterator[tuple[str, str, str | None]]  # (path, message, hint)
+Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
 
 def check_sense(spec: Spec, bad: Iterable[str]) -> Iterator[Complaint]:
@@ -193,7 +193,8 @@ def check_keywords(spec: Spec) -> Found:
     names |= {f"model.args.{name}": name for name in spec.model.factory.args}
     for path, name in names.items():
         if keyword.iskeyword(name):
-            yield path, f"{name!r} is a word of Python, no argument's name", None
+            message = f"{name!r} is a word of Python, no argument's name"
+            yield path, message, "write the name that the code has for it"
 
 
 def count(number: int, noun: str) -> str:

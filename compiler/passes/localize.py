@@ -2,10 +2,11 @@
 
 What a stage needs from an earlier one is received, unless it depends on nothing but the data,
 constants and fixed buffers: then its ops are copied here (sunk), as are views of a value that is
-received anyway. Masks, positions and rotary tables are never sent.
+received anyway. Masks, positions and rotary tables are never sent, and the stage that has their ops
+drops them where it does not read them itself.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..analysis.dataflow import recomputable, storages
@@ -22,12 +23,12 @@ class Facts:
     producer: Mapping[str, Op]
     stage_of: Mapping[str, int]
     """Op name -> stage."""
+    memory: Mapping[str, str]
+    """Name -> what stands for its storage."""
     writers: Mapping[str, tuple[Op, ...]]
     """Value -> the ops that write its storage in place."""
     free: frozenset[str]
     """Values that any stage can compute from the data alone."""
-    reaching: frozenset[str]
-    """Values from which a gradient-carrying path leads to the loss."""
     read: frozenset[str]
     """All that any op reads."""
 
@@ -36,11 +37,7 @@ def localize(graph: Graph, plan: Plan) -> tuple[Unit, ...]:
     """Before: each op in one layer, each layer in one stage. After: a unit a stage and rank."""
     facts = gather(graph, plan)
     stages = [stage_ops(graph, facts, stage.index) for stage in plan.stages]
-    transfers = tuple(
-        transfer(graph, facts, ops, value, index)
-        for index, (ops, received) in enumerate(stages)
-        for value in received
-    )
+    transfers = connect(graph, facts, stages)
     units = tuple(
         make_unit(graph, plan, facts, ops, transfers, stage.index, rank)
         for stage, (ops, _) in zip(plan.stages, stages, strict=True)
@@ -67,38 +64,32 @@ def gather(graph: Graph, plan: Plan) -> Facts:
     return Facts(
         producer={name: op for op in graph.ops for name in op.outputs if name},
         stage_of=stage_of,
+        memory=memory,
         writers={name: tuple(writers.get(base, ())) for name, base in memory.items()},
         free=recomputable(graph),
-        reaching=reaching_values(graph),
         read=frozenset(str(ref) for op in graph.ops for ref in op.operands),
     )
 
 
-def reaching_values(graph: Graph) -> frozenset[str]:
-    """Values from which a path of differentiable ops leads to an output."""
-    reaching = {value for _, value in graph.outputs}
-    for op in reversed(graph.ops):
-        passes = op.grad and any(
-            name in reaching and graph.values[name].requires_grad for name in op.outputs if name
-        )
-        if passes or any(name in reaching for name in op.mutates):
-            reaching.update(str(ref) for ref in op.operands)
-    return frozenset(reaching)
-
-
 def stage_ops(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[Op, ...], tuple[str, ...]]:
-    """The ops that a stage runs, its own and the sunk, and the values that it receives."""
-    own = {op.name for op in graph.ops if facts.stage_of[op.name] == stage}
-    chosen, received = set(own), set[str]()
-    wanted = [op for op in graph.ops if op.name in own]
-    wanted_values = [
-        value
-        for name, value in graph.outputs
-        if facts.stage_of[facts.producer[value].name] == stage
-    ]
+    """The ops that a stage runs, its own and the sunk, and the values that it receives.
+
+    Its own without those that only made what other stages make for themselves.
+    """
+    chosen = {
+        op.name
+        for op in graph.ops
+        if facts.stage_of[op.name] == stage and not facts.free.issuperset(effects(op))
+    }
+    received: set[str] = set()
     queue = [
-        str(ref) for op in reversed(wanted) for ref in op.operands if isinstance(ref, Ref)
-    ] + wanted_values
+        str(ref)
+        for op in graph.ops
+        if op.name in chosen
+        for ref in op.operands
+        if isinstance(ref, Ref)
+    ]
+    queue += [value for _, value in stage_outputs(graph, facts, stage)]
     while queue:
         value = queue.pop()
         op = facts.producer.get(value)
@@ -110,14 +101,28 @@ def stage_ops(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[Op, ...], t
             queue += [str(ref) for n in needed for ref in n.operands if isinstance(ref, Ref)]
         else:
             received.add(value)
-    for value in sorted(received):  # a view of what is received anyway
-        op = facts.producer[value]
-        if is_view(graph, op) and str(op.args[0]) in received:
-            chosen.add(op.name)
-            received.discard(value)
-    order = {name: i for i, name in enumerate(graph.values)}
+    for op in graph.ops:  # a view of what is received anyway, or of such a view
+        if received.issuperset(op.outputs) and is_view(graph, op):
+            source = str(op.args[0])
+            if source in received or facts.producer[source].name in chosen:
+                chosen.add(op.name)
+                received.difference_update(op.outputs)
     return tuple(op for op in graph.ops if op.name in chosen), tuple(
-        sorted(received, key=order.__getitem__)
+        value for value in graph.values if value in received
+    )
+
+
+def effects(op: Op) -> set[str]:
+    """What an op makes or writes."""
+    return {name for name in (*op.outputs, *op.mutates) if name}
+
+
+def stage_outputs(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[str, str], ...]:
+    """The graph's outputs that a stage makes."""
+    return tuple(
+        (name, value)
+        for name, value in graph.outputs
+        if facts.stage_of[facts.producer[value].name] == stage
     )
 
 
@@ -129,26 +134,53 @@ def is_view(graph: Graph, op: Op) -> bool:
     return source.bytes == result.bytes and source.dtype == result.dtype and len(op.operands) == 1
 
 
-def transfer(graph: Graph, facts: Facts, ops: Iterable[Op], value: str, stage: int) -> Transfer:
-    """How a value comes to a stage."""
-    meta = graph.values[value]
-    gradient = meta.requires_grad and value in reached_here(graph, facts, ops)
-    return Transfer(value, facts.stage_of[facts.producer[value].name], stage, meta, gradient)
+def connect(
+    graph: Graph, facts: Facts, stages: Sequence[tuple[tuple[Op, ...], tuple[str, ...]]]
+) -> tuple[Transfer, ...]:
+    """How each value comes to each stage that receives it, by target.
+
+    From the last stage to the first: whether a gradient comes back to a value depends on what the
+    stages behind send back.
+    """
+    found: list[Transfer] = []
+    for target, (ops, received) in reversed(list(enumerate(stages))):
+        begins = {value for _, value in stage_outputs(graph, facts, target)}
+        begins |= {t.value for t in found if t.source == target and t.gradient}
+        back = gradient_operands(graph, facts, ops, begins)
+        found[:0] = [
+            Transfer(
+                value,
+                facts.stage_of[facts.producer[value].name],
+                target,
+                graph.values[value],
+                gradient=value in back,
+            )
+            for value in received
+        ]
+    return tuple(found)
 
 
-def reached_here(graph: Graph, facts: Facts, ops: Iterable[Op]) -> set[str]:
-    """Operands of a stage's ops through which a gradient comes back."""
-    return {
-        str(ref)
-        for op in ops
-        if op.grad
-        and any(
-            name in facts.reaching and graph.values[name].requires_grad
-            for name in (*op.outputs, *op.mutates)
-            if name
+def gradient_operands(
+    graph: Graph, facts: Facts, ops: Sequence[Op], begins: set[str]
+) -> frozenset[str]:
+    """The values that a backward comes to in a stage's ops, from those where it begins on.
+
+    An op that writes in place passes on what comes to any name of the memory: after
+    `out[:, :8] = h` the gradient of `h` comes through `out`.
+    """
+    found = {name for name in begins if graph.values[name].requires_grad}
+    for op in reversed(ops):
+        written = {facts.memory[name] for name in op.mutates}
+        passes = found.intersection(op.outputs) or (
+            written and any(facts.memory[name] in written for name in found)
         )
-        for ref in op.operands
-    }
+        if op.grad and passes:
+            found.update(
+                ref.name
+                for ref in op.operands
+                if isinstance(ref, Ref) and graph.values[ref.name].requires_grad
+            )
+    return frozenset(found)
 
 
 def make_unit(
@@ -165,9 +197,6 @@ def make_unit(
     read = frozenset(str(ref) for op in ops for ref in op.operands)
     receives = tuple(t for t in transfers if t.target == stage)
     sends = tuple(t for t in transfers if t.source == stage)
-    outputs = tuple(
-        (n, v) for n, v in graph.outputs if facts.stage_of[facts.producer[v].name] == stage
-    )
     inputs = tuple(i for i in graph.inputs if i.name in read)
     present = {name for op in ops for name in op.outputs if name}
     present |= {t.value for t in receives} | {i.name for i in inputs}
@@ -186,7 +215,7 @@ def make_unit(
         ),
         sunk=frozenset(name for name in names if facts.stage_of[name] != stage),
         seeds=tuple(seed for seed in layer_seeds(graph) if seed[0] in names),
-        outputs=outputs,
+        outputs=stage_outputs(graph, facts, stage),
         calls=whole_calls(graph, names),
     )
 
