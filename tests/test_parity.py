@@ -13,6 +13,7 @@ from jobs import make_spec, prove, vary
 from safetensors.torch import save_file
 
 from ppc.emit.write import write
+from ppc.errors import PlanError
 from ppc.frontend.samples import read_samples
 from ppc.pipeline import compile, lower
 
@@ -350,3 +351,58 @@ def build():
         parallel={"pipeline": 2, "cuts": ["c"]},
     )
     prove(spec, fork_server)
+
+
+def test_an_operand_that_gives_a_shape_alone(tmp_path, fork_server):
+    """No stage waits for its gradient."""
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        h = self.a(x)
+        z = self.b(x * 2).relu()
+        return self.c(z * self.scale.expand_as(h))
+
+def build():
+    return Net()
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        data={"source": "random", "samples": 16, "fields": FIELDS},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2},
+    )
+    prove(spec, fork_server)
+
+
+def test_a_tied_weight_that_one_stage_reads_without_gradient(tmp_path):
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.mid, self.second = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        h = self.mid(self.first(x))
+        with torch.no_grad():
+            near = h @ self.first.weight
+        return self.second(h + near)
+
+def build():
+    return Net()
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "cuts": ["mid"]},
+    )
+    with pytest.raises(
+        PlanError, match=r"stage 1 reads first.weight without gradient, and stage 0"
+    ):
+        lower(spec, tmp_path)
