@@ -240,7 +240,11 @@ def verify(
 
     result = run_and_compare(target, steps=steps, exact=exact)
     if as_json:
-        print_json({**asdict(result), "ok": result.ok})
+        rows = [  # steps as metrics.jsonl has them
+            asdict(row) | {"step": None if row.step is None else row.step + 1}
+            for row in result.rows
+        ]
+        print_json({**asdict(result), "rows": rows, "ok": result.ok})
     else:
         typer.echo(str(result))
     if not result.ok:

@@ -4,17 +4,18 @@ Forms go from pass to pass, and each is verified right where it comes from, alwa
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from .analysis.cost import price
+from .analysis.cost import Costs, price
 from .analysis.invariants.graph import verify_graph
 from .analysis.invariants.plan import verify_plan
 from .analysis.invariants.program import verify_programs
 from .analysis.invariants.schedule import verify_schedule
 from .analysis.invariants.unit import verify_units
-from .analysis.predict import predict
+from .analysis.predict import predict, step_s
 from .check.capture import check_capture, microbatch_sizes
 from .check.text import check_text
 from .emit.boundary import name_boundary
@@ -22,7 +23,7 @@ from .emit.hints import name_values
 from .emit.job import Job
 from .emit.plan_text import PlanPage, make_plan_page
 from .emit.render import render
-from .errors import PpcError
+from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
 from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
 from .ir.graph import Graph
@@ -35,7 +36,7 @@ from .ir.unit import Unit
 from .passes.communicate import communicate
 from .passes.localize import localize
 from .passes.order import order
-from .passes.place import place, runners_up
+from .passes.place import place, rivals
 from .passes.roll import roll
 from .passes.segment import segment
 from .version import __version__
@@ -85,12 +86,25 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
         lambda p: verify_programs(p, plan, units),
     )
     programs = checked("roll", roll(programs), lambda p: verify_programs(p, plan, units))
-    more = replace(plan, microbatches=plan.microbatches + 1)
+    more = replace(plan, microbatches=plan.microbatches + len(plan.stages))
     longer = communicate(more, units, order(more, spec.parallel.schedule), clip=clip)
     report = predict(
         graph, plan, schedule, programs, costs, spec, runners_up(graph, costs, plan, spec)
     )
     return make_job(spec, folder, graph, plan, units, programs, roll(longer), report)
+
+
+def runners_up(
+    graph: Graph, costs: Costs, plan: Plan, spec: Spec
+) -> tuple[tuple[str, float, str], ...]:
+    """(plan, seconds of a step, why it lost) of the plans one would try, the fastest first."""
+    found = []
+    for name, rival, why in rivals(graph, costs, plan, spec):
+        with suppress(PlanError):  # of a stage that makes nothing
+            units, schedule = localize(graph, rival), order(rival, spec.parallel.schedule)
+            programs = communicate(rival, units, schedule, clip=spec.train.clip_norm is not None)
+            found.append((name, step_s(graph, rival, programs, costs, spec), why))
+    return tuple(sorted(found, key=lambda rival: rival[1]))
 
 
 def make_job(

@@ -268,6 +268,7 @@ F.soft_margin_loss(x, y)
 """Written as they are emitted."""
 
 rewritten = {
+    "torch.ops.aten._to_copy(x, dtype=torch.float64)": "x.to(torch.float64)",
     "x ** 2": "x.pow(2)",
     "2 ** x": "torch.pow(2, x)",
     "1 + x": "x + 1",
@@ -322,8 +323,8 @@ several = {
 """Operations that give several values, and the statement that takes them."""
 
 fallbacks = {
-    "torch.ops.aten._to_copy(x, dtype=torch.float64)": (
-        "torch.ops.aten._to_copy.default(x, dtype=torch.float64)"
+    "torch.ops.aten._adaptive_avg_pool2d(x.unsqueeze(1), [2, 2])": (
+        "torch.ops.aten._adaptive_avg_pool2d.default(x.unsqueeze(1), (2, 2))"
     ),
 }
 """What no function or method of torch's is called by."""

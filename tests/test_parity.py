@@ -4,7 +4,6 @@ Each case compiles anew in float64, runs the ranks and the user's own model, and
 step's loss, gradients, weights and buffers (limit 1e-10), and what was saved.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from jobs import make_spec, prove, vary
 from safetensors.torch import save_file
 
 from ppc.emit.write import write
-from ppc.frontend.load import load
+from ppc.errors import PlanError
 from ppc.frontend.samples import read_samples
 from ppc.pipeline import compile, lower
 
@@ -285,14 +284,125 @@ def test_a_dataset_that_draws_at_random(tmp_path, fork_server, last_batch):
 
 def test_scripts_for_gpus_are_proved_without_them(tmp_path, fork_server):
     """Also where the last stage holds nothing but a tied head, whose norm the first one counts."""
-    parallel = {"pipeline": 3, "microbatches": 4, "cuts": ["blocks.1", "head"]}
-    args = {"layers": 2, "width": 16, "heads": 2, "context": 8, "vocab": 256}
-    spec = vary(tmp_path, "gpt_tied", args, data=TEXT, parallel=parallel)
-    tree = json.loads(spec.path.read_text())
-    tree["cluster"]["device"] = "h100"
-    spec.path.write_text(json.dumps(tree))
-    prove(load(spec.path), fork_server)
-    write(compile(load(spec.path), tmp_path / "out"), tmp_path / "out")
+    spec = vary(
+        tmp_path,
+        "gpt_tied",
+        {"layers": 2, "width": 16, "heads": 2},
+        parallel={"pipeline": 3, "microbatches": 4, "cuts": ["blocks.1", "head"]},
+        cluster={"device": "h100"},
+    )
+    prove(spec, fork_server, steps=2)
+    write(compile(spec, tmp_path / "out"), tmp_path / "out")
     script = (tmp_path / "out" / "rank2.py").read_text()
     assert 'backend, device_id = ("nccl", device) if cuda else ("gloo", None)\n' in script
     assert "get_total_norm(grads).square().to(device)\n" in script
+
+
+def test_a_tied_weight_starts_as_the_user_made_it_under_either_name(tmp_path, fork_server):
+    """Only the second name is called; the first comes first among the parameters."""
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared, self.embed = nn.Embedding(20, 6), nn.Embedding(20, 6)
+        self.embed.weight = self.shared.weight
+        self.mid, self.norm, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 20)
+
+    def forward(self, x):
+        return self.head(self.norm(self.mid(self.embed(x)))).transpose(1, 2)
+
+def build():
+    return Net()
+"""
+    token = {"shape": [4], "dtype": "int64", "high": 20}
+    spec = make_spec(
+        tmp_path,
+        code,
+        model={"loss": "cross_entropy"},
+        data={"source": "random", "samples": 12, "fields": {"x": token, "y": token}},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2},
+    )
+    prove(spec, fork_server)
+
+
+@pytest.mark.parametrize("line", ["h @ self.a.weight", "h + self.norm.weight"])
+def test_a_weight_read_outside_its_module(tmp_path, fork_server, line):
+    """On a stage that holds nothing else of the module."""
+    code = f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = self.b(self.norm(self.a(x)).tanh())
+        return self.c({line})
+
+def build():
+    return Net()
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        data={"source": "random", "samples": 16, "fields": FIELDS},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "cuts": ["c"]},
+    )
+    prove(spec, fork_server)
+
+
+def test_an_operand_that_gives_a_shape_alone(tmp_path, fork_server):
+    """No stage waits for its gradient."""
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        h = self.a(x)
+        z = self.b(x * 2).relu()
+        return self.c(z * self.scale.expand_as(h))
+
+def build():
+    return Net()
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        data={"source": "random", "samples": 16, "fields": FIELDS},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2},
+    )
+    prove(spec, fork_server)
+
+
+def test_a_tied_weight_that_one_stage_reads_without_gradient(tmp_path):
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.mid, self.second = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        h = self.mid(self.first(x))
+        with torch.no_grad():
+            near = h @ self.first.weight
+        return self.second(h + near)
+
+def build():
+    return Net()
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "cuts": ["mid"]},
+    )
+    with pytest.raises(
+        PlanError, match=r"stage 1 reads first.weight without gradient, and stage 0"
+    ):
+        lower(spec, tmp_path)

@@ -10,13 +10,18 @@ from graphs import gpt, make_spec, mlp
 from ppc.analysis.cost import price
 from ppc.analysis.invariants.plan import verify_plan
 from ppc.analysis.memory import measure_memory
+from ppc.analysis.predict import step_s
 from ppc.errors import InternalError
 from ppc.ir.graph import Graph
 from ppc.ir.plan import Mesh, Plan
 from ppc.ir.spec import Random, Spec, Text
-from ppc.passes.place import place, runners_up, step_s
+from ppc.passes.communicate import communicate
+from ppc.passes.localize import localize
+from ppc.passes.order import order
+from ppc.passes.place import place
 from ppc.passes.place.assemble import assemble
 from ppc.passes.segment import segment
+from ppc.pipeline import runners_up
 
 
 def planned(graph: Graph, spec: Spec) -> Plan:
@@ -151,19 +156,22 @@ def test_runners_up_say_why_they_lost() -> None:
     graph, spec = segment(gpt(6, width=256, vocab=50_000, time=64)), make_spec(3, microbatches=8)
     costs = price(graph, spec)
     plan = planned(graph, spec)
-    rivals = {name: (seconds, why) for name, seconds, why in runners_up(graph, costs, plan, spec)}
-    seconds, why = rivals["equal numbers of layers"]
-    assert seconds > step_s(graph, costs, plan)
+    found = {name: (seconds, why) for name, seconds, why in runners_up(graph, costs, plan, spec)}
+    seconds, why = found["equal numbers of layers"]
+    units, schedule = localize(graph, plan), order(plan, "1f1b")
+    programs = communicate(plan, units, schedule, clip=False)
+    assert seconds > step_s(graph, plan, programs, costs, spec)
     assert why.startswith("its largest stage, 2, takes ")
-    assert "smallest largest stage, whatever memory it needs" not in rivals
+    assert why.endswith("; to have it: cuts: [blocks.1, blocks.4]")
+    assert "smallest largest stage, whatever memory it needs" not in found
 
 
 def test_a_runner_up_may_need_too_much_memory() -> None:
     graph = segment(gpt(12, vocab=8))
     short = shorter(graph, make_spec(4, 64, global_batch=1024), 20)
-    (first, *_) = runners_up(graph, price(graph, short), planned(graph, short), short)
-    assert first[0] == "smallest largest stage, whatever memory it needs"
-    assert first[2].startswith("rank 0 needs ")
+    found = runners_up(graph, price(graph, short), planned(graph, short), short)
+    whys = {name: why for name, _, why in found}
+    assert whys["smallest largest stage, whatever memory it needs"].startswith("rank 0 needs ")
 
 
 def test_the_spec_s_cuts_are_kept_though_others_are_faster() -> None:

@@ -130,6 +130,13 @@ def test_trunc_normal_keeps_its_bounds(tmp_path):
     assert init.drawn("w").abs().max() <= 2
 
 
+def test_a_deep_copy_starts_as_what_it_copies(tmp_path):
+    """In one step, as layers of nn.TransformerEncoder do."""
+    init = Init(tmp_path, "import copy\nself.c = copy.deepcopy(self.a)")
+    assert init.targets("c.weight") == init.targets("a.weight") == ["uniform_"]
+    assert torch.equal(init.drawn("c.weight"), init.drawn("a.weight"))
+
+
 def test_tied(tmp_path):
     init = Init(tmp_path, """
 self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)

@@ -229,3 +229,9 @@ def test_the_line_is_the_users_where_torch_fails(tmp_path):
 def test_nothing_to_train(tmp_path):
     with pytest.raises(CaptureError, match=r"job\.yaml:.*there is nothing to train"):
         capture(make_spec(tmp_path, net(init="self.requires_grad_(False)")))
+
+
+def test_a_parameter_that_forward_writes(tmp_path):
+    forward = "with torch.no_grad():\n    self.a.weight.clamp_(-1, 1)\nreturn self.b(self.a(x))"
+    with pytest.raises(CaptureError, match=r"net.py:15: forward writes to the parameter a.weight"):
+        capture(make_spec(tmp_path, net(forward)))

@@ -77,7 +77,7 @@ class Edge:
 def write_steps(
     plan: Plan, units: tuple[Unit, ...], program: Program, names=None, longer: Program | None = None
 ) -> Steps:
-    """`longer`: the program for one microbatch more, where numbers are to grow with their count."""
+    """`longer`: the program for more microbatches, where numbers are to grow with their count."""
     unit = units[program.stages[0]]
     results = tuple(v for _, v in unit.outputs) + tuple(dict.fromkeys(t.value for t in unit.sends))
     names = names or name_boundary(units, {})
@@ -219,7 +219,7 @@ def test_an_edited_number_of_microbatches(stages, microbatches, kind):
     skips = ((0, 2), (0, 3))[: max(0, stages - 2)]
     pipeline = trained(make_pipeline(stages, microbatches, skips=skips))
     programs = roll(pipeline.programs(kind))
-    for program, longer in zip(programs, roll(grown(pipeline, 1).programs(kind)), strict=True):
+    for program, longer in zip(programs, roll(grown(pipeline, stages).programs(kind)), strict=True):
         plan, units = pipeline.plan, pipeline.units
         names = name_boundary(units, {})
         steps = write_steps(plan, units, program, names, longer)
@@ -284,7 +284,7 @@ def test_every_size(stages, microbatches, kind):
 def lines_of(kind: str, stages: int, microbatches: int, stage: int) -> list[str]:
     pipeline = trained(make_pipeline(stages, microbatches))
     program = roll(pipeline.programs(kind))[stage]
-    longer = roll(grown(pipeline, 1).programs(kind))[stage]
+    longer = roll(grown(pipeline, stages).programs(kind))[stage]
     steps = write_steps(pipeline.plan, pipeline.units, program, longer=longer)
     return [line.removeprefix("    ") for line in steps.run]
 

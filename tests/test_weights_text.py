@@ -123,6 +123,7 @@ lines = {
     "self.weight.bernoulli_(0.25)": "draw(tensor, name, torch.Tensor.bernoulli_, 0.25)",
     "self.weight.random_(0, 10)": "draw(tensor, name, torch.Tensor.random_, 0, 10)",
     "self.weight.copy_(torch.arange(24.0).view(6, 4).flip(0) ** 2 / 3)": "value = value / 3\n",
+    "self.weight.copy_(torch.arange(24).float().view(6, 4))": ".to(torch.float32)\n",
     "self.weight = nn.Parameter(torch.rand(2**20 + 24))": "draw(tensor, name",
     "self.weight = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))": "torch.tensor([[1.0, 2.",
     "self.register_buffer('mask', torch.ones(4, 4, dtype=torch.bool).tril())": ".tril()",

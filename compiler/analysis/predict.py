@@ -21,21 +21,8 @@ def predict(
     spec: Spec, runners_up: Sequence[tuple[str, float, str]],
 ) -> Report:  # fmt: skip
     """One step, simulated. Before: verified programs."""
-    samples = plan.microbatch_size
-    compute = {
-        (stage.index, kind): sum(times[layer] for layer in stage.layers)
-        for stage in plan.stages
-        for kind, times in ((Kind.F, costs.forward_s), (Kind.B, costs.backward_s))
-    }
-    edges = {edge.name: edge for program in programs for edge in program.edges}
-    transfer = {
-        name: costs.message_s(
-            e.source, e.target, sum(meta.bytes.at(samples) for _, meta in e.values)
-        )
-        for name, e in edges.items()
-    }
-    collective = collective_s(graph, programs, costs, spec)
-    result = simulate(programs, Clock(compute, transfer_s=transfer, collective_s=collective))
+    clock = read_clock(graph, plan, programs, costs, spec)
+    result, compute = simulate(programs, clock), clock.compute_s
     busiest = max(range(len(plan.stages)), key=lambda s: plan.stages[s].time_s)
     return Report(
         slots=result.slots,
@@ -52,6 +39,34 @@ def predict(
         diagram=timing_diagram(schedule, diagram_width),
         runners_up=tuple(runners_up),
     )
+
+
+def step_s(
+    graph: Graph, plan: Plan, programs: tuple[Program, ...], costs: Costs, spec: Spec
+) -> float:
+    """Seconds of one step, simulated."""
+    return simulate(programs, read_clock(graph, plan, programs, costs, spec)).makespan_s
+
+
+def read_clock(
+    graph: Graph, plan: Plan, programs: tuple[Program, ...], costs: Costs, spec: Spec
+) -> Clock:
+    """How long everything takes that programs of the plan do."""
+    samples = plan.microbatch_size
+    compute = {
+        (stage.index, kind): sum(times[layer] for layer in stage.layers)
+        for stage in plan.stages
+        for kind, times in ((Kind.F, costs.forward_s), (Kind.B, costs.backward_s))
+    }
+    edges = {edge.name: edge for program in programs for edge in program.edges}
+    transfer = {
+        name: costs.message_s(
+            e.source, e.target, sum(meta.bytes.at(samples) for _, meta in e.values)
+        )
+        for name, e in edges.items()
+    }
+    collective = collective_s(graph, programs, costs, spec)
+    return Clock(compute, transfer_s=transfer, collective_s=collective)
 
 
 def collective_s(

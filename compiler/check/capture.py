@@ -154,7 +154,7 @@ def microbatch(spec: Spec, training: Training, batch: int) -> tuple[Tensor, ...]
     """The first samples of the data."""
     found = read_samples(spec)
     numbers = [i % found.count for i in range(batch)]
-    return found.batch(numbers, training.binding.fields, 0)
+    return found.batch(numbers, training.binding.fields, epoch=0)
 
 
 def read_state(graph: Graph, model: nn.Module) -> dict[str, Tensor]:

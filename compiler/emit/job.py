@@ -29,7 +29,8 @@ class Job:
     units: tuple[Unit, ...]
     programs: tuple[Program, ...]
     longer: tuple[Program, ...]
-    """The programs for one microbatch more: what in a text hangs on the number of microbatches."""
+    """The programs for a microbatch more for each stage: they tell what in a text hangs on the
+    number of microbatches."""
     report: Report
     hints: Mapping[str, str]
     boundary: Mapping[str, str]

@@ -226,11 +226,15 @@ class Lifter:
         }
 
     def leaf_around(self, name: str, base: str) -> str | None:
-        """The outermost of torch's own modules inside `base` that has a parameter."""
+        """The outermost of torch's own modules inside `base` around a parameter, if all that it
+        would hold is here."""
         parts = name.split(".")
         start = len(base.split(".")) + 1 if base else 1
         paths = (".".join(parts[:i]) for i in range(start, len(parts)))
-        return next((path for path in paths if is_leaf(self.graph.modules.get(path))), None)
+        leaf = next((path for path in paths if is_leaf(self.graph.modules.get(path))), None)
+        here = {name for held in self.unit.state for name in (held.fqn, *held.aliases)}
+        whole = {name for name in self.graph.canonical if name.startswith(f"{leaf}.")} <= here
+        return leaf if whole else None
 
     def tensor(self, name: str, path: str) -> Holding:
         """A parameter or buffer of the class's own."""

@@ -1,8 +1,8 @@
 """The order of a step's computes as text: loops, with bounds in terms of MICROBATCHES.
 
-A number hangs on the number of microbatches if it grows with it; the program for one microbatch
-more tells. Where that program has other loops, as with fewer microbatches than stages, all numbers
-are written out.
+A number hangs on the number of microbatches if it grows with it; the program for more of them
+tells. Where that program has other loops, as with fewer microbatches than stages, all numbers are
+written out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,11 @@ Call = Callable[[Compute, str], str]
 """A compute and its microbatch as text -> the statement that runs it."""
 
 
-def spell_sequence(body: Body, longer: Body, microbatches: int, call: Call) -> Iterator[str]:
-    """The computes of a body in order; `longer`: the body for one microbatch more."""
-    other = longer if grows_by_one(body, longer) else body
+def spell_sequence(
+    body: Body, longer: Body, microbatches: int, more: int, call: Call
+) -> Iterator[str]:
+    """The computes of a body in order; `longer`: the body for so many microbatches more."""
+    other = longer if grows_by(more, body, longer) else body
     for item, grown in zip(body, other, strict=True):
         if isinstance(item, Loop) and isinstance(grown, Loop):
             first, start, stop = bounds(item)
@@ -34,10 +36,10 @@ def spell_sequence(body: Body, longer: Body, microbatches: int, call: Call) -> I
             yield call(item, number)
 
 
-def grows_by_one(body: Body, longer: Body) -> bool:
-    """Whether two bodies differ only in numbers, each the same or one more."""
+def grows_by(more: int, body: Body, longer: Body) -> bool:
+    """Whether two bodies differ only in numbers, each the same or so much more."""
     pairs = zip(numbers(body), numbers(longer), strict=False)
-    return outline(body) == outline(longer) and all(b - a in (0, 1) for a, b in pairs)
+    return outline(body) == outline(longer) and all(b - a in (0, more) for a, b in pairs)
 
 
 def numbers(body: Body) -> list[int]:

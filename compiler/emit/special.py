@@ -90,6 +90,15 @@ def to_dtype(op: Op, names: Names, _values: Mapping[str, TensorMeta]) -> Expr | 
     )
 
 
+def to_copy(op: Op, names: Names, _values: Mapping[str, TensorMeta]) -> Expr | None:
+    """What `.to` and `.type` are below autograd."""
+    kwargs = dict(op.kwargs)
+    dtype = kwargs.pop("dtype", None)
+    if dtype is None or kwargs.keys() - {"device", "layout", "non_blocking", "pin_memory"}:
+        return None
+    return method(argument(op, 0, names), "to", [spell_arg(dtype, names).text])
+
+
 def einsum(op: Op, names: Names, _values: Mapping[str, TensorMeta]) -> Expr:
     operands = op.args[1] if isinstance(op.args[1], tuple) else ()
     return call(
@@ -155,6 +164,7 @@ specials: Mapping[str, Callable[[Op, Names, Mapping[str, TensorMeta]], Expr | No
     "bitwise_not": negate,
     "rsub": reverse_subtract,
     "to": to_dtype,
+    "_to_copy": to_copy,
     "einsum": einsum,
     "tensordot": tensordot,
     "feature_dropout": feature_dropout,

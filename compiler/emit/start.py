@@ -55,8 +55,8 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     yield from device_lines(cuda=job.spec.cluster.device.kind == "cuda", distributed=distributed)
     yield 'with torch.device("meta"):  # no values yet'
     yield "    stage = Stage().to_empty(device=device)"
-    yield from tie_lines(job.graph, unit)
     yield "init_weights(stage)"
+    yield from tie_lines(job.graph, unit)
     yield from frozen_lines(job.graph, unit)
     if distributed:
         yield from edge_lines(job, program)

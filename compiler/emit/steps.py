@@ -47,7 +47,7 @@ class StepWriter:
     plan: Plan
     program: Program
     longer: Program
-    """The program for one microbatch more."""
+    """The program for more microbatches, one more for each stage."""
     unit: Unit
     names: Mapping[str, str]
     """Value that crosses a boundary -> its name."""
@@ -224,7 +224,8 @@ class StepWriter:
         """Forwards and backwards, in the schedule's order."""
         ahead, ahead_longer = ([e.ahead for e in p.edges] for p in (self.program, self.longer))
         longer = step_body(self.longer) if ahead == ahead_longer else body
-        return spell_sequence(body, longer, self.plan.microbatches, self.call)
+        more = len(self.plan.stages)
+        return spell_sequence(body, longer, self.plan.microbatches, more, self.call)
 
     def call(self, compute: Compute, microbatch: str) -> str:
         if compute.action.kind is Kind.F:

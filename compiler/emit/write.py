@@ -34,9 +34,7 @@ def write(files: Sequence[File], folder: Path) -> Path | None:
             if folder.exists() or not (work / "old").exists():
                 shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
-        raise OutputError(
-            f"{error.filename or folder} cannot be written: {error.strerror}"
-        ) from error
+        raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def fill(files: Sequence[File], folder: Path) -> None:

@@ -9,7 +9,7 @@ drops them where it does not read them itself.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..analysis.dataflow import recomputable, storages
+from ..analysis.dataflow import canonical_fqns, recomputable, storages
 from ..errors import PlanError
 from ..ir.graph import CallId, Graph, Op, Ref
 from ..ir.plan import Plan
@@ -23,6 +23,8 @@ class Facts:
     producer: Mapping[str, Op]
     stage_of: Mapping[str, int]
     """Op name -> stage."""
+    fqns: Mapping[str, str]
+    """Every name of a parameter -> the name under which the graph has it."""
     memory: Mapping[str, str]
     """Name -> what stands for its storage."""
     writers: Mapping[str, tuple[Op, ...]]
@@ -37,7 +39,7 @@ def localize(graph: Graph, plan: Plan) -> tuple[Unit, ...]:
     """Before: each op in one layer, each layer in one stage. After: a unit a stage and rank."""
     facts = gather(graph, plan)
     stages = [stage_ops(graph, facts, stage.index) for stage in plan.stages]
-    transfers = connect(graph, facts, stages)
+    transfers = connect(graph, plan, facts, stages)
     units = tuple(
         make_unit(graph, plan, facts, ops, transfers, stage.index, rank)
         for stage, (ops, _) in zip(plan.stages, stages, strict=True)
@@ -64,6 +66,7 @@ def gather(graph: Graph, plan: Plan) -> Facts:
     return Facts(
         producer={name: op for op in graph.ops for name in op.outputs if name},
         stage_of=stage_of,
+        fqns=canonical_fqns(graph),
         memory=memory,
         writers={name: tuple(writers.get(base, ())) for name, base in memory.items()},
         free=recomputable(graph),
@@ -135,7 +138,10 @@ def is_view(graph: Graph, op: Op) -> bool:
 
 
 def connect(
-    graph: Graph, facts: Facts, stages: Sequence[tuple[tuple[Op, ...], tuple[str, ...]]]
+    graph: Graph,
+    plan: Plan,
+    facts: Facts,
+    stages: Sequence[tuple[tuple[Op, ...], tuple[str, ...]]],
 ) -> tuple[Transfer, ...]:
     """How each value comes to each stage that receives it, by target.
 
@@ -147,6 +153,7 @@ def connect(
         begins = {value for _, value in stage_outputs(graph, facts, target)}
         begins |= {t.value for t in found if t.source == target and t.gradient}
         back = gradient_operands(graph, facts, ops, begins)
+        refuse_lone_gradients(graph, plan, target, back)
         found[:0] = [
             Transfer(
                 value,
@@ -175,12 +182,25 @@ def gradient_operands(
             written and any(facts.memory[name] in written for name in found)
         )
         if op.grad and passes:
-            found.update(
-                ref.name
-                for ref in op.operands
-                if isinstance(ref, Ref) and graph.values[ref.name].requires_grad
-            )
+            for operand in op.operands:
+                if isinstance(operand, Ref):
+                    found.update([operand.name] * graph.values[operand.name].requires_grad)
+                else:
+                    found.add(facts.fqns[operand.fqn])
     return frozenset(found)
+
+
+def refuse_lone_gradients(graph: Graph, plan: Plan, stage: int, back: frozenset[str]) -> None:
+    """Raises PlanError for a parameter that several stages hold and that gets no gradient on this
+    one: there would be nothing to sum."""
+    for fqn, parameter in graph.parameters.items():
+        stages = holders(plan, fqn)
+        if parameter.meta.requires_grad and stage in stages and len(stages) > 1 and fqn not in back:
+            others = " and ".join(str(other) for other in stages if other != stage)
+            raise PlanError(
+                f"stage {stage} reads {fqn} without gradient, and stage {others} trains it",
+                hint="cuts that keep its readers on one stage",
+            )
 
 
 def make_unit(

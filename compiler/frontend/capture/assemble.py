@@ -1,13 +1,15 @@
 """A trace and the model around it -> Graph, under the user's names."""
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from torch import nn
 
+from ...errors import CaptureError
 from ...ir.graph import (
     Arg,
     Call,
@@ -25,13 +27,14 @@ from ...ir.graph import (
 from ...ir.spec import Dataset, Spec
 from .arguments import dtype_name
 from .build import Built, build_model, state_tensors
-from .canonical import substitute
+from .canonical import storages, substitute
 from .convert import Raw
 from .export import RawCall
 from .fields import first_sample, sample_keys
 from .leaf import constructor
 from .measure import measure
 from .training import Training, output_name, returned_loss
+from .user import location
 
 
 def assemble(
@@ -53,6 +56,7 @@ def assemble(
     canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
     ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
+    refuse_written_parameters(ops, {n for n, f in canonical.items() if not parameters[f].buffer})
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
@@ -73,6 +77,19 @@ def assemble(
         saved=saved,
         messages=messages + told,
     )
+
+
+def refuse_written_parameters(ops: Sequence[Op], parameters: AbstractSet[str]) -> None:
+    """Raises CaptureError where forward writes to one: microbatches under way need it as it was."""
+    memory = storages(ops)
+    for op in ops:
+        written = {base for name in op.mutates for base in memory.get(name, {name})}
+        for name in sorted(written & parameters):
+            raise CaptureError(
+                f"forward writes to the parameter {name}, which other microbatches still need",
+                location(op.where),
+                "compute a changed copy: weight = self.weight.clamp(-1, 1)",
+            )
 
 
 def read_inputs(

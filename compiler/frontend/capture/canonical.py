@@ -13,6 +13,7 @@ from .convert import Raw
 from .export import RawCall
 from .private import functional_form
 from .record import max_inline_elements
+from .rewrite import with_sizes
 
 Known = dict[str, Arg]
 """Value that is gone -> what stands for it."""
@@ -20,6 +21,7 @@ Known = dict[str, Arg]
 
 def canonicalise(raw: Raw) -> Raw:
     """Before: ops as traced. After: no identity, no dead op; every name that is read exists."""
+    raw = replace(raw, ops=with_sizes(raw.ops, raw.states | raw.values))
     ops, known = drop_identities(raw)
     raw = copy_written_inputs(raw, make_functional(ops, raw), known)
     output = substitute(raw.output, known)

@@ -46,7 +46,7 @@ zeros = Recipe((nothing,), "self")
 
 def simplify(ops: Iterable[Op], result: str) -> Recipe:
     """Before: recorded operations, the tensor's name among their results. After: as above."""
-    steps = [step for op in ops for step in split_fill(op)]
+    steps = drop_copy([step for op in ops for step in split_fill(op)], result)
     maker = next((op for op in steps if result in op.outputs and not op.mutates), None)
     if maker is not None and (maker.target in empties or is_refilled(maker, steps)):
         steps = [substitute(op, {result: "self"}) for op in steps if op is not maker]
@@ -69,6 +69,17 @@ def simplify(ops: Iterable[Op], result: str) -> Recipe:
             "self",
         )
     return Recipe(tuple(steps), result)
+
+
+def drop_copy(steps: list[Op], result: str) -> list[Op]:
+    """The steps without a copy at their end of what they made: deep copies of layers end so."""
+    last = steps[-1] if steps else None
+    if last is None or last.target != "aten.clone.default" or last.outputs != (result,):
+        return steps
+    source = str(last.args[0])
+    if not any(source in op.outputs and not op.mutates for op in steps):
+        return steps
+    return [substitute(op, {source: result}) for op in steps[:-1]]
 
 
 def is_refilled(literal: Op, steps: Iterable[Op]) -> bool:

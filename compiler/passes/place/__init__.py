@@ -12,11 +12,11 @@ from ...ir.graph import Graph
 from ...ir.plan import Plan
 from ...ir.spec import Spec
 from .assemble import assemble
-from .compare import runners_up, step_s
+from .compare import rivals
 from .cuts import resolve_cuts
 from .fit import fastest, leanest, refuse
 
-__all__ = ["place", "runners_up", "step_s"]
+__all__ = ["place", "rivals"]
 
 
 def place(graph: Graph, costs: Costs, spec: Spec) -> Plan:
