@@ -210,7 +210,7 @@ def tell(name: str, form: object) -> None:
     """Progress, on a terminal, and what the user should know about the model."""
     if sys.stderr.isatty():
         typer.secho(f"{name} done", fg="bright_black", err=True)
-    for message in getattr(form, "messages", ()) if name == "capture" else ():
+    for message in getattr(form, "messages", ()) if name == "check" else ():
         typer.echo(f"note: {message}", err=True)
 
 

@@ -17,6 +17,7 @@ from .analysis.invariants.schedule import verify_schedule
 from .analysis.invariants.unit import verify_units
 from .analysis.predict import predict, step_s
 from .check.capture import check_capture, microbatch_sizes
+from .check.mean import check_mean
 from .check.text import check_text
 from .emit.boundary import name_boundary
 from .emit.hints import name_values
@@ -75,6 +76,8 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
     check_capture(spec, graph, plan)
+    graph = replace(graph, messages=graph.messages + check_mean(spec, graph, plan))
+    observe("check", graph)
     units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))
     schedule = checked(
         "order", order(plan, spec.parallel.schedule), lambda s: verify_schedule(s, plan)

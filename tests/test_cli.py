@@ -205,7 +205,7 @@ def test_compile_writes_a_folder_and_says_how_to_start_it(ppc, job, tmp_path, mo
     assert answer == {"ok": True, "folder": "else/where", "files": names}
     assert tree(tmp_path / "else/where") == set(names)
     told = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
-    passes = ("capture", "segment", "place", "localize", "order", "communicate", "roll")
+    passes = ("capture", "segment", "place", "check", "localize", "order", "communicate", "roll")
     assert told == [f"{name} done" for name in passes]
     assert SAID in done.stderr
 
