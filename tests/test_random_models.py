@@ -9,7 +9,7 @@ from jobs import make_spec
 from models_random import random_cuts, random_model
 
 from ppc import pipeline
-from ppc.errors import PlanError
+from ppc.errors import CaptureError, PlanError
 from ppc.frontend.capture.capture import capture
 from ppc.frontend.load import load
 from ppc.passes.segment import segment
@@ -34,6 +34,10 @@ def compile_at_random_cuts(seed: int, folder, monkeypatch) -> None:
             emitted = emit(load(spec.path))
         except PlanError:  # a module that begins where the one around it does
             continue
+        except CaptureError as error:
+            if "modified by an inplace operation" not in error.message:
+                raise
+            pytest.skip("torch itself cannot train this model")
         target = folder / "scripts" / str(number)
         target.mkdir(parents=True)
         for rank, script in enumerate(emitted.scripts):
