@@ -17,6 +17,7 @@ from ...ir.spec import Spec
 from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
 from .recipe import assign_seeds, zeros
 from .record import Recorder
+from .sharing import find_shared
 from .user import call, first_line
 
 dtypes = {"fp32": torch.float32, "fp64": torch.float64}
@@ -70,6 +71,8 @@ class Built:
     recorder: Recorder
     why_saved: str
     """Why the factory could not be recorded, where it could not."""
+    shared: tuple[tuple[str, str], ...] = ()
+    """Pairs of different tensors in one memory."""
 
 
 def build_model(spec: Spec) -> nn.Module:
@@ -108,9 +111,10 @@ def build_fake(spec: Spec) -> Built:
         why_saved = f"{type(error.__cause__).__name__}: {first_line(error.__cause__)}"
         recipes = {name: Recipe(saved=True) for name, _ in state_tensors(model)}
     refuse_uninitialised(spec, model, recipes)
+    shared = find_shared(state_tensors(model))
     make_fake(model, mode)
     known = {name: r if r.saved or r.ops else zeros for name, r in recipes.items()}
-    return Built(model, mode, known, recorder, why_saved)
+    return Built(model, mode, known, recorder, why_saved, shared)
 
 
 def record(spec: Spec, mode: FakeTensorMode, recorder: Recorder) -> nn.Module:

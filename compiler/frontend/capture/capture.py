@@ -15,6 +15,7 @@ from .export import export
 from .fields import bind, read_fields
 from .private import is_fake
 from .replay import replay
+from .sharing import refuse_shared
 from .statements import forget
 from .training import Training, make_training
 from .user import location
@@ -29,29 +30,33 @@ def capture(spec: Spec) -> Graph:
     fields = read_fields(spec)
     with default_dtype(spec.train.precision):
         built = build_fake(spec)
-        training = make_training(spec, built.model, bind(spec, built.model, fields))
-        sizes = batch_sizes(fields)
+        binding = bind(spec, built.model, fields)
+        training = make_training(spec, built.model, binding)
+        sizes, told = batch_sizes(fields), (binding.note,) if binding.note else ()
         traces = [trace(training, built, fields, size) for size in sizes]
         try:
             raw = Generaliser(*sizes).merge(*traces)
         except CaptureError as error:
             size, message = fixed_size(spec, error)
             raw = trace(training, built, fields, size)
-            return trainable(spec, assemble(spec, raw, built, training, (size, size), (message,)))
-        if spec.parallel.microbatches > 1:
-            refuse_coupled(raw)
-        return trainable(spec, assemble(spec, raw, built, training, sizes, ()))
+            graph = assemble(spec, raw, built, training, (size, size), (message, *told))
+        else:
+            if spec.parallel.microbatches > 1:
+                refuse_coupled(raw)
+            graph = assemble(spec, raw, built, training, sizes, told)
+    refuse_shared(built.shared, graph, spec.at("model.factory"))
+    refuse_untrained(spec, graph)
+    return graph
 
 
-def trainable(spec: Spec, graph: Graph) -> Graph:
-    """The graph. Raises CaptureError where no gradient leads from the loss to a parameter."""
+def refuse_untrained(spec: Spec, graph: Graph) -> None:
+    """Raises CaptureError where no gradient leads from the loss to a parameter."""
     if not graph.values[graph.outputs[0][1]].requires_grad:
         raise CaptureError(
             "there is nothing to train: no gradient leads from the loss to a parameter",
             spec.at("model.factory"),
             "requires_grad_(True) for some parameters, no torch.no_grad() around all of forward",
         )
-    return graph
 
 
 def trace(training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int) -> Raw:

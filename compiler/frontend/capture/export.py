@@ -29,6 +29,7 @@ from .private import (
     on_checkpoint,
     on_tensor_hook,
 )
+from .python_state import refuse_python_state
 from .training import Training
 from .user import call_site, users_errors, users_line
 
@@ -65,7 +66,13 @@ def export(
         )
     calls: dict[CallId, RawCall] = {}
     assigned: dict[str, str] = {}
+
+    def again() -> None:
+        with built.mode:
+            training(*inputs)
+
     with (
+        refuse_python_state(training, again),
         note_calls(training.model, calls),
         note_assignments(training.model, assigned),
         refuse_custom_backward(training.model),
