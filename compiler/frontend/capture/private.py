@@ -94,6 +94,19 @@ def fakes_convert() -> Iterator[None]:
 
 
 @contextmanager
+def masks_unread() -> Iterator[None]:
+    """Let nn.TransformerEncoder and its like not read whether a mask is causal: it is applied as it
+    is, unless the user says so."""
+    module = nn.modules.transformer
+    original = module._detect_is_causal_mask
+    module._detect_is_causal_mask = lambda _, is_causal=None, __=None: is_causal is True
+    try:
+        yield
+    finally:
+        module._detect_is_causal_mask = original
+
+
+@contextmanager
 def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
     """Call `refuse` with the class where a user's torch.autograd.Function is applied.
 

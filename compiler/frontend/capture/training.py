@@ -1,5 +1,8 @@
 """The user's model and loss as one module: from the fields of a microbatch to the loss."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import torch
 from torch import nn
 
@@ -7,6 +10,7 @@ from ...errors import Location
 from ...ir.spec import Spec
 from .fields import Binding
 from .loss import Loss, find_loss
+from .private import is_fake, masks_unread
 
 
 class Training(nn.Module):
@@ -24,13 +28,37 @@ class Training(nn.Module):
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         fields = dict(zip(self.binding.fields, values, strict=True))
-        output = self.model(
-            *(fields[name] for name in self.binding.positional),
-            **{argument: fields[name] for argument, name in self.binding.keywords.items()},
-        )
+        with masks_applied(self.model) if any(map(is_fake, values)) else nullcontext():
+            output = self.model(
+                *(fields[name] for name in self.binding.positional),
+                **{argument: fields[name] for argument, name in self.binding.keywords.items()},
+            )
         return self.loss(output, *(fields[name] for name in self.binding.loss))
 
 
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
     """Put the spec's loss behind the model."""
     return Training(model, find_loss(spec), binding, spec.at("model.loss"))
+
+
+@contextmanager
+def masks_applied(model: nn.Module) -> Iterator[None]:
+    """Without values attention applies the mask that it is given, and looks for nothing simpler: a
+    mask that it need not read, by `is_causal`, would be an argument without a value."""
+
+    def before(
+        _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        causal = kwargs.get("is_causal") and kwargs.get("attn_mask") is not None
+        return args, kwargs | ({"is_causal": False} if causal else {})
+
+    attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    handles = [
+        m.register_forward_pre_hook(before, prepend=True, with_kwargs=True) for m in attention
+    ]
+    try:
+        with masks_unread():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
