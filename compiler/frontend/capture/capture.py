@@ -8,6 +8,7 @@ from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec
 from .assemble import assemble
 from .batch import Generaliser, batch_sizes, refuse_coupled
+from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, default_dtype
 from .canonical import canonicalise
 from .convert import Converter, Raw
@@ -62,7 +63,7 @@ def refuse_untrained(spec: Spec, graph: Graph) -> None:
 def trace(training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int) -> Raw:
     """One microbatch of `batch` samples, in canonical form."""
     raw = Converter(export(training, built, fields, batch)).convert()
-    return canonicalise(find_values(raw, built))
+    return canonicalise(dissolve_borrowers(find_values(raw, built)))
 
 
 def find_values(raw: Raw, built: Built) -> Raw:

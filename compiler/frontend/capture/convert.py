@@ -51,7 +51,7 @@ class Converter:
         """Traced node -> what it is in the graph."""
         self.names: dict[str, Arg] = {}
         """The same by the name that hooks saw: torch may name a region's results as an op in it."""
-        self.places = Places(traced.aliases)
+        self.places = Places(traced.keys)
 
     def convert(self) -> Raw:
         program = self.traced.program

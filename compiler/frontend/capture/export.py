@@ -28,6 +28,7 @@ from .private import (
     on_autograd_function,
     on_checkpoint,
     on_tensor_hook,
+    running_call,
 )
 from .python_state import refuse_python_state
 from .training import Training
@@ -51,8 +52,8 @@ class Traced:
     calls: Mapping[CallId, RawCall]
     assigned: Mapping[str, str]
     """Plain tensor that forward assigns -> the traced node that it becomes."""
-    aliases: Mapping[str, str]
-    """Other path of a module -> the path that the model knows it by first."""
+    keys: Mapping[CallId, CallId]
+    """A call as nodes have it, by any path of its module -> its key in `calls`."""
 
 
 def export(
@@ -65,6 +66,7 @@ def export(
             for name in training.binding.fields
         )
     calls: dict[CallId, RawCall] = {}
+    keys: dict[CallId, CallId] = {}
     assigned: dict[str, str] = {}
 
     def again() -> None:
@@ -73,7 +75,7 @@ def export(
 
     with (
         refuse_python_state(training, again),
-        note_calls(training.model, calls),
+        note_calls(training.model, calls, keys),
         note_assignments(training.model, assigned),
         refuse_custom_backward(training.model),
         quiet(),
@@ -81,14 +83,7 @@ def export(
         plain_words(),
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls, assigned, other_paths(training.model))
-
-
-def other_paths(model: nn.Module) -> dict[str, str]:
-    """Other path of a module that is held several times -> its first path, which hooks note."""
-    first = {id(module): path for path, module in model.named_modules()}
-    held = model.named_modules(remove_duplicate=False)
-    return {path: first[id(module)] for path, module in held if path != first[id(module)]}
+    return Traced(program, calls, assigned, keys)
 
 
 @contextmanager
@@ -125,11 +120,13 @@ def needs_values(where: Location | None) -> CaptureError:
 
 
 @contextmanager
-def note_calls(model: nn.Module, calls: dict[CallId, RawCall]) -> Iterator[None]:
-    """Note arguments and results of every module call while it is traced."""
+def note_calls(
+    model: nn.Module, calls: dict[CallId, RawCall], keys: dict[CallId, CallId]
+) -> Iterator[None]:
+    """Note arguments and results of every module call while it is traced, and its key there."""
     handles = []
     for path, module in model.named_modules():
-        before, after = make_hooks(path, calls)
+        before, after = make_hooks(path, calls, keys)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after))
     try:
@@ -170,7 +167,7 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
 
 
 def make_hooks(
-    path: str, calls: dict[CallId, RawCall]
+    path: str, calls: dict[CallId, RawCall], keys: dict[CallId, CallId]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """The hooks of one module; its k-th call has number k, and calls may nest."""
     running: list[int] = []
@@ -190,6 +187,7 @@ def make_hooks(
             else:
                 arguments.append((name, traced(value)))
         calls[path, number] = RawCall(tuple(arguments), len(args))
+        keys[running_call() or (path, number)] = path, number
         running.append(number)
 
     def after(_: nn.Module, __: tuple[object, ...], output: object) -> None:

@@ -64,6 +64,17 @@ def node_name(tensor: torch.Tensor) -> str | None:
     return None if slot is None else str(slot.proxy.node.name)
 
 
+def running_call() -> tuple[str, int] | None:
+    """Path and number of the module call that has just begun, as its nodes will bear them: of a
+    module with several names the one that it is called by. None outside of a trace."""
+    mode = get_proxy_mode()
+    stack = getattr(mode.tracer, "module_stack", None) if mode else None
+    if not stack:
+        return None
+    path, _, number = str(next(reversed(stack))).partition("@")
+    return path.partition(".model")[2].removeprefix("."), int(number or 0)
+
+
 @contextmanager
 def no_modes() -> Iterator[None]:
     """Real computation inside of a mode."""
@@ -98,8 +109,9 @@ def masks_unread() -> Iterator[None]:
     """Let nn.TransformerEncoder and its like not read whether a mask is causal: it is applied as it
     is, unless the user says so."""
     module = nn.modules.transformer
-    original = module._detect_is_causal_mask
-    module._detect_is_causal_mask = lambda _, is_causal=None, __=None: is_causal is True
+    original: Any = module._detect_is_causal_mask
+    patched: Any = lambda _, is_causal=None, __=None: is_causal is True  # noqa: E731
+    module._detect_is_causal_mask = patched
     try:
         yield
     finally:
