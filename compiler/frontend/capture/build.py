@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.graph import Recipe
 from ...ir.spec import Spec
 from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
@@ -152,6 +152,8 @@ def make_model(spec: Spec) -> nn.Module:
             f"{spec.model.factory.target} returned {type(model).__name__}, not a torch.nn.Module",
             spec.at("model.factory"),
         )
+    for path, module in model.named_modules():
+        refuse_unsupported(path or "the model", module, spec.at("model.factory"))
     for name, tensor in state_tensors(model):
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise CaptureError(
@@ -168,6 +170,25 @@ def make_model(spec: Spec) -> nn.Module:
     if spec.train.precision == "fp64":
         to_float64(model)
     return model
+
+
+def refuse_unsupported(path: str, module: nn.Module, where: Location | None) -> None:
+    """Raises CaptureError for a module that is no Python, or whose parameter is made by a hook."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"{path} is TorchScript, which has no Python to capture",
+            where,
+            "hold the module itself, without torch.jit.script or trace",
+        )
+    for hook in module._forward_pre_hooks.values():
+        made = type(hook).__module__
+        if made.startswith("torch.nn.utils."):
+            raise CaptureError(
+                f"{path} has a parameter that a hook of {made} computes anew before each call",
+                where,
+                "torch.nn.utils.parametrizations has weight_norm and spectral_norm without hooks; "
+                "prune.remove makes a pruning lasting",
+            )
 
 
 def to_float64(model: nn.Module) -> None:

@@ -83,6 +83,12 @@ class Converter:
             self.raw.inputs.append(node.name)
             return
         fqn = str(spec.target).removeprefix("model.")
+        if spec.kind == InputKind.CUSTOM_OBJ:
+            raise CaptureError(
+                f"forward reads an object that no script has: {type(node.meta['val']).__name__}",
+                next(filter(None, map(users_location, node.users)), None),
+                "torch.randn and its like without a generator: the spec's seed makes them repeat",
+            )
         self.nodes[node] = State(fqn)
         self.raw.states[fqn] = meta_of(node.meta["val"])
         if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
