@@ -18,6 +18,7 @@ class M(nn.Module):
         return self.d(self.own(x).relu())
 """
 linear = "self.c = nn.Linear(8, 8)\n"
+lists = "self.l = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])\n"
 models = {
     "within a Sequential": (
         f"{linear}self.s = nn.Sequential(self.c, nn.Linear(8, 8))", "self.s(self.c(h))",
@@ -28,8 +29,7 @@ models = {
     ),
     "within a class": (f"{linear}self.m = M(self.c)", "self.m(self.c(h))"),
     "of two lists": (
-        "self.l = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])\n"
-        "self.s = nn.Sequential(self.l[1], nn.Linear(8, 8))",
+        f"{lists}self.s = nn.Sequential(self.l[1], nn.Linear(8, 8))",
         "self.s(self.l[1](self.l[0](h)))",
     ),
     "again and again": ("self.s = nn.Sequential(*[nn.Linear(8, 8)] * 3)", "self.s(h)"),

@@ -11,6 +11,7 @@ from nets import net
 
 from ppc.errors import CaptureError
 from ppc.frontend.capture.capture import capture
+from ppc.pipeline import plan as check
 
 pytestmark = pytest.mark.torch
 
@@ -229,3 +230,90 @@ def test_the_line_is_the_users_where_torch_fails(tmp_path):
 def test_nothing_to_train(tmp_path):
     with pytest.raises(CaptureError, match=r"job\.yaml:.*there is nothing to train"):
         capture(make_spec(tmp_path, net(init="self.requires_grad_(False)")))
+
+
+def test_parameters_by_data(tmp_path):
+    step = "self.a.weight.data.clamp_(-0.1, 0.1)"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(self.a(x))"))
+    assert message.startswith("forward reads a tensor past the trace: by .data, or from a cache")
+    assert line == step
+
+
+def test_transforms(tmp_path):
+    step = "h = torch.vmap(lambda row: row * row.sum())(self.a(x))"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h)"))
+    assert message.startswith("torch.vmap, or its like, has no form in a script")
+    assert line == step
+
+
+def test_lengths_of_ctc(tmp_path):
+    step = "loss = nn.functional.ctc_loss(h, y.long(), torch.full((n,), 5), torch.full((n,), 1))"
+    forward = f"n = len(x)\nh = self.a(x).expand(5, n, 8).log_softmax(2)\n{step}\nreturn loss"
+    message, line = refusal(tmp_path, net(forward, args="x, y"), model={"loss": "output"})
+    assert message.startswith(
+        "ctc_loss reads the lengths that it is given\nhint: tuples of numbers"
+    )
+    assert line == step
+
+
+def test_packed_sequences(tmp_path):
+    call = "self.g(pack(x.view(-1, 1, 5), torch.full((len(x),), 1), batch_first=True))"
+    code = net(
+        f"h = {call}[1][0]\nreturn self.b(h)",
+        "self.g = nn.GRU(5, 8)",
+        before="from torch.nn.utils.rnn import pack_padded_sequence as pack",
+    )
+    message, line = refusal(tmp_path, code)
+    assert message.startswith("a packed sequence is as long as the values of its data say")
+    assert line == f"h = {call}[1][0]"
+
+
+@pytest.mark.parametrize("owner", ["self.g", "self.g[0]"])
+def test_generators_of_the_users(owner, tmp_path):
+    made = "torch.Generator().manual_seed(0)"
+    init = f"self.g = {made if owner == 'self.g' else f'[{made}]'}"
+    step = f"h = self.a(x) + torch.randn(8, generator={owner})"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h)", init))
+    assert "an object that no script has, like a torch.Generator" in message
+    assert line == step
+
+
+modules = {
+    "TorchScript": ("self.c = torch.jit.script(nn.Linear(8, 8))", "c is TorchScript"),
+    "weight_norm": ("nn.utils.weight_norm(self.a)", "a has a parameter that a hook of torch.nn."),
+    "spectral_norm": ("nn.utils.spectral_norm(self.a)", "a has a parameter that a hook of torch."),
+    "prune": (
+        "import torch.nn.utils.prune as p\np.l1_unstructured(self.a, 'weight', 2)",
+        "a has a parameter that a hook of torch.nn.utils.prune",
+    ),
+    "momentum=None": ("self.n = nn.BatchNorm1d(8, momentum=None)", "n averages over all steps"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # some of these are deprecated
+@pytest.mark.parametrize(("init", "text"), modules.values(), ids=modules)
+def test_modules(init, text, tmp_path):
+    with pytest.raises(CaptureError) as raised:
+        capture(make_spec(tmp_path, net(init=init)))
+    assert raised.value.message.startswith(text)
+    assert raised.value.where.file.endswith("job.yaml")
+    assert raised.value.hint
+
+
+def test_a_factory_that_exits(tmp_path):
+    with pytest.raises(CaptureError, match=r"net.py:build failed: SystemExit: 3") as raised:
+        capture(make_spec(tmp_path, "import sys\ndef build():\n    sys.exit(3)\n"))
+    assert raised.value.where.line == 6
+
+
+def test_a_dtype_that_the_precision_changes(tmp_path):
+    code = net("return self.b(self.a(x)) + self.c(torch.ones(5, dtype=torch.float32))",
+               "self.c = nn.Linear(5, 1)")  # fmt: skip
+    with pytest.raises(CaptureError, match="precision fp64 made parameters and data float64"):
+        check(make_spec(tmp_path, code, train={"precision": "fp64"}))
+
+
+def test_a_norm_of_one_sample(tmp_path):
+    code = net("return self.b(self.n(self.a(x)))", "self.n = nn.BatchNorm1d(8)")
+    with pytest.raises(CaptureError, match="more samples in a microbatch: fewer"):
+        check(make_spec(tmp_path, code, parallel={"pipeline": 1, "microbatches": 4}))

@@ -180,6 +180,12 @@ def refuse_unsupported(path: str, module: nn.Module, where: Location | None) -> 
             where,
             "hold the module itself, without torch.jit.script or trace",
         )
+    if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
+        raise CaptureError(
+            f"{path} averages over all steps so far, by a count that forward reads (momentum=None)",
+            where,
+            "a momentum: 0.1 is torch's default",
+        )
     for hook in module._forward_pre_hooks.values():
         made = type(hook).__module__
         if made.startswith("torch.nn.utils."):

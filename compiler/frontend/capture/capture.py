@@ -14,7 +14,7 @@ from .canonical import canonicalise
 from .convert import Converter, Raw
 from .export import export
 from .fields import bind, read_fields
-from .private import is_fake
+from .private import is_fake, storage_address
 from .replay import replay
 from .sharing import refuse_shared
 from .statements import forget
@@ -72,15 +72,21 @@ def find_values(raw: Raw, built: Built) -> Raw:
     Raises CaptureError at the user's line where these are random: nothing could set them.
     """
     hidden = {fqn: tensor for fqn, tensor in raw.constants.items() if is_fake(tensor)}
+    made = {view.storage for view in built.recorder.names}
     recipes = built.recorder.recipes(hidden)
     values = {}
     for fqn, recipe in recipes.items():
         if recipe.saved or any(op.random for op in recipe.ops):
             where = next((op.where for op in raw.ops if State(fqn) in op.operands), "")
+            drawn = storage_address(hidden[fqn]) in made
             raise CaptureError(
-                "forward reads a tensor that the factory drew and that the model does not own",
+                "forward reads a tensor that the factory drew and that the model does not own"
+                if drawn
+                else "forward reads a tensor past the trace: by .data, or from a cache",
                 location(where),
-                "hold it as a parameter or buffer; modules in nn.ModuleList, not in a list",
+                "hold it as a parameter or buffer; modules in nn.ModuleList, not in a list"
+                if drawn
+                else "the parameter itself, under torch.no_grad(); a buffer in place of a cache",
             )
         shape = tuple(hidden[fqn].shape)
         values[fqn] = replay(recipe, shape, hidden[fqn].dtype, seed=0)

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import io
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import CaptureError, Location
@@ -107,6 +109,12 @@ def plain_words() -> Iterator[None]:
     except Exception as error:
         if not is_data_dependent(error):
             raise
+        if any(f.name == "ctc_loss" for f in traceback.extract_tb(error.__traceback__)):
+            raise CaptureError(
+                "ctc_loss reads the lengths that it is given",
+                users_line(error),
+                "tuples of numbers where lengths are fixed: (9,) * len(x)",
+            ) from error
         raise needs_values(users_line(error)) from error
 
 
@@ -173,6 +181,12 @@ def make_hooks(
     running: list[int] = []
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if any(isinstance(value, PackedSequence) for value in args):
+            raise CaptureError(
+                "a packed sequence is as long as the values of its data say",
+                call_site(),
+                "padded sequences, without pack_padded_sequence",
+            )
         number = sum(1 for other, _ in calls if other == path)
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         arguments = []

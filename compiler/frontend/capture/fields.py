@@ -1,19 +1,21 @@
 """What a sample of the data is made of, and how its fields reach the model and the loss."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.graph import TensorMeta
 from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text
 from .arguments import dtype_name
 from .loss import arguments, find_loss
-from .user import call, users_errors
+from .user import call, first_line, users_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,17 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
     if isinstance(data.files, str):
         from safetensors import safe_open  # only for this source
 
-        with safe_open(spec.folder / data.files, framework="pt") as file:
+        with (
+            reading(data.files, spec.at("data.files")),
+            safe_open(spec.folder / data.files, framework="pt") as file,
+        ):
             names = file.keys()  # not a dict, so it has no iterator of its own
             metas = {name: file.get_tensor(name) for name in names}
     else:
-        import numpy as np  # only for this source
-
-        metas = {
-            name: torch.as_tensor(np.load(spec.folder / path, mmap_mode="c"))
-            for name, path in data.files.items()
-        }
+        metas = {}
+        for name, path in data.files.items():
+            with reading(path, spec.at(f"data.files.{name}")):
+                metas[name] = torch.as_tensor(np.load(spec.folder / path, mmap_mode="c"))
     counts = {name: tensor.shape[0] if tensor.dim() else 0 for name, tensor in metas.items()}
     if len(set(counts.values())) != 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -84,6 +87,19 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
         name: TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype))
         for name, tensor in metas.items()
     }
+
+
+@contextmanager
+def reading(path: str, where: Location | None) -> Iterator[None]:
+    """Raises CaptureError at the spec's line where a file is missing or holds no plain numbers."""
+    try:
+        yield
+    except Exception as error:
+        raise CaptureError(
+            f"{path} cannot be read: {first_line(error)}",
+            where,
+            "arrays of numbers as numpy.save or safetensors write them, no objects or strings",
+        ) from error
 
 
 def make_dataset(data: Dataset, spec: Spec) -> object:
