@@ -280,11 +280,10 @@ def test_generators_of_the_users(owner, tmp_path):
 
 modules = {
     "TorchScript": ("self.c = torch.jit.script(nn.Linear(8, 8))", "c is TorchScript"),
-    "weight_norm": ("nn.utils.weight_norm(self.a)", "a has a parameter that a hook of torch.nn."),
-    "spectral_norm": ("nn.utils.spectral_norm(self.a)", "a has a parameter that a hook of torch."),
+    "spectral_norm": ("nn.utils.spectral_norm(self.a)", "a has a tensor that a hook of torch."),
     "prune": (
         "import torch.nn.utils.prune as p\np.l1_unstructured(self.a, 'weight', 2)",
-        "a has a parameter that a hook of torch.nn.utils.prune",
+        "a has a tensor that a hook of torch.nn.utils.prune",
     ),
     "momentum=None": ("self.n = nn.BatchNorm1d(8, momentum=None)", "n averages over all steps"),
 }  # fmt: skip
@@ -317,3 +316,12 @@ def test_a_norm_of_one_sample(tmp_path):
     code = net("return self.b(self.n(self.a(x)))", "self.n = nn.BatchNorm1d(8)")
     with pytest.raises(CaptureError, match="more samples in a microbatch: fewer"):
         check(make_spec(tmp_path, code, parallel={"pipeline": 1, "microbatches": 4}))
+
+
+@pytest.mark.parametrize("made", ["self.a.weight.t()", "2 * self.a.weight.t()"])
+def test_what_the_factory_computes_from_parameters(made, tmp_path):
+    message, line = refusal(
+        tmp_path, net("return self.b(self.a(x) + x @ self.w)", f"self.w = {made}")
+    )
+    assert message.startswith("forward reads w, which the factory computed from parameters, once")
+    assert line == "return self.b(self.a(x) + x @ self.w)"

@@ -19,7 +19,7 @@ together = {
                             "self.d.weight = self.c.bias makes them one"),
     "a buffer": ("self.w = self.c.weight.detach()", "c.weight and w",
                  "forward can compute it from self.c.weight"),
-    "a plain tensor": ("del self.w\nself.w = self.c.weight.t()", "c.weight and w",
+    "a plain tensor": ("del self.w\nself.w = self.c.weight.detach().t()", "c.weight and w",
                        "forward can compute it from self.c.weight"),
 }  # fmt: skip
 

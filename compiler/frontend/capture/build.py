@@ -188,12 +188,13 @@ def refuse_unsupported(path: str, module: nn.Module, where: Location | None) -> 
         )
     for hook in module._forward_pre_hooks.values():
         made = type(hook).__module__
-        if made.startswith("torch.nn.utils."):
+        if made in ("torch.nn.utils.spectral_norm", "torch.nn.utils.prune"):
             raise CaptureError(
-                f"{path} has a parameter that a hook of {made} computes anew before each call",
+                f"{path} has a tensor that a hook of {made} computes anew before each call",
                 where,
-                "torch.nn.utils.parametrizations has weight_norm and spectral_norm without hooks; "
-                "prune.remove makes a pruning lasting",
+                "torch.nn.utils.parametrizations.spectral_norm, which is no hook"
+                if made.endswith("norm")
+                else "prune.remove(module, name), which makes the pruning lasting",
             )
 
 
@@ -219,9 +220,15 @@ def to_float64(model: nn.Module) -> None:
 
 
 def state_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the model, tied names once: parameters, buffers, plain attributes."""
+    """Every tensor of the model, tied names once: parameters, buffers, plain attributes, but those
+    that are computed from parameters, which hold no state."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+    yield from ((name, tensor) for name, tensor in plain_tensors(model) if tensor.is_leaf)
+
+
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that are attributes of modules, and neither parameters nor buffers."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor):
@@ -245,5 +252,5 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
     for module in model.modules():
         for store in (module._parameters, module._buffers, vars(module)):
             for name, value in list(store.items()):
-                if isinstance(value, torch.Tensor) and not is_fake(value):
+                if isinstance(value, torch.Tensor) and not is_fake(value) and value.is_leaf:
                     setattr(module, name, fake(value))

@@ -3,13 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch import nn
+
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec
 from .assemble import assemble
 from .batch import Generaliser, batch_sizes, refuse_coupled
 from .borrowed import dissolve_borrowers
-from .build import Built, build_fake, default_dtype
+from .build import Built, build_fake, default_dtype, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter, Raw
 from .export import export
@@ -63,7 +65,22 @@ def refuse_untrained(spec: Spec, graph: Graph) -> None:
 def trace(training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int) -> Raw:
     """One microbatch of `batch` samples, in canonical form."""
     raw = Converter(export(training, built, fields, batch)).convert()
+    refuse_computed(raw, built.model)
     return canonicalise(dissolve_borrowers(find_values(raw, built)))
+
+
+def refuse_computed(raw: Raw, model: nn.Module) -> None:
+    """Raises CaptureError where forward reads what the factory computed from parameters: it would
+    stay as it is while they are trained."""
+    computed = {name for name, tensor in plain_tensors(model) if not tensor.is_leaf}
+    for op in raw.ops:
+        for fqn in (ref.fqn for ref in op.operands if isinstance(ref, State)):
+            if fqn in computed:
+                raise CaptureError(
+                    f"forward reads {fqn}, which the factory computed from parameters, once",
+                    location(op.where),
+                    "compute it in forward",
+                )
 
 
 def find_values(raw: Raw, built: Built) -> Raw:

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import NoReturn
 
 import torch
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
-from .build import Built, state_tensors
+from .build import Built, plain_tensors
 from .private import (
     is_data_dependent,
     node_name,
@@ -150,12 +151,15 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
     Note which plain tensors it assigns, and what."""
     held: dict[str, torch.Tensor] = {}
 
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        return chain(model.named_parameters(), model.named_buffers(), plain_tensors(model))
+
     def before(*_: object) -> None:
-        held.update(state_tensors(model))
+        held.update(tensors())
 
     def after(*_: object) -> None:
         buffers = dict(model.named_buffers())
-        for name, value in state_tensors(model):
+        for name, value in tensors():
             if name not in held or value is held[name]:
                 continue
             if name in buffers:
