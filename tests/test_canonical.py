@@ -4,7 +4,7 @@ may, buffers are written next to their new value, inputs stay as they came."""
 import pytest
 import torch
 import torch.nn.functional as F
-from jobs import make_spec
+from jobs import make_spec, prove
 from nets import net
 
 from ppc.analysis.invariants.graph import verify_graph
@@ -227,3 +227,34 @@ def test_literals_are_written_out_when_small(tmp_path):
     large = Case(tmp_path, forward.format("[0.5] * 17"))
     assert "tensor" not in large.targets()
     assert large.graph.saved
+
+
+fills = {
+    "exponential_": "torch.empty_like(h).exponential_()",
+    "uniform_": "torch.empty_like(h).uniform_(-0.1, 0.1)",
+    "bernoulli_": "h.new_empty((len(h), 1)).bernoulli_(0.9)",
+    "copy_": "torch.empty(len(h), 8).copy_(h)",
+    "fill_": "(h * 2).fill_(x.mean())",
+    "zero_": "(h * 2).zero_()",
+}
+
+
+@pytest.mark.parametrize(("name", "fill"), fills.items(), ids=fills)
+def test_fills_stay_in_place(name, fill, tmp_path):
+    """Python has no method that fills and is not in place."""
+    case = Case(tmp_path, f"h = self.a(x)\nreturn self.b(h + {fill})")
+    assert name in case.targets()
+    assert case.agrees()
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("call", ["nn.functional.gumbel_softmax(h)", fills["fill_"]])
+def test_fills_in_scripts(call, fork_server, tmp_path):
+    prove(make_spec(tmp_path, net(f"h = self.a(x)\nreturn self.b({call} + h)")), fork_server)
+
+
+def test_powers_in_place(tmp_path):
+    """Of the overloads of pow, the one whose arguments have the same types."""
+    case = Case(tmp_path, "h = 1 + self.a(x)\nh.pow_(2)\nreturn self.b(h)")
+    assert "pow" in case.targets()
+    assert case.agrees()

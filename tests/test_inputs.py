@@ -15,7 +15,10 @@ named = random_data(y=[1], x=[5], z=[8])
 
 @pytest.mark.parametrize(("args", "inputs", "arguments"), [
     ("x", None, {"x": "x"}),  # by name, whatever the order
-    ("a", None, {"a": "x"}),  # by position
+    ("a", None, {"a": "x"}),  # left over
+    ("*, w", None, {"w": "x"}),
+    ("m=None, *, w", None, {"w": "x"}),
+    ("a=None, m=None", None, {"a": "x"}),
     ("*args", None, {"args_0": "x"}),
     ("**named", None, {"x": "x"}),
     ("a, /", None, {"a": "x"}),
@@ -45,6 +48,37 @@ def test_several_inputs(tmp_path):
     assert list(fields) == ["x", "z", "y"]
 
 
+def test_the_one_that_is_left_over(tmp_path):
+    """Whatever stands where; the spec does not say it, so the compiler does."""
+    code = net("return self.b(self.a(x) + w)", args="w, x")
+    spec = make_spec(tmp_path, code, data=random_data(x=[5], q=[8], y=[1]))
+    graph = capture(spec)
+    assert {name: str(value) for name, value in graph.calls["", 0].arguments} == {
+        "w": "q", "x": "x",
+    }  # fmt: skip
+    assert "the field q feeds forward's w" in graph.messages[0]
+    assert "model: {inputs: {w: q, ...}}" in graph.messages[0]
+
+
+@pytest.mark.parametrize("names", ["keys, q, y", "q, keys, y", "y, keys, q"])
+def test_fields_are_not_bound_by_their_order(names, tmp_path):
+    code = net("return self.b(self.a(query) * self.a(key))", args="query, key")
+    shapes = {"keys": [5], "q": [5], "y": [1]}
+    data = random_data(**{name: shapes[name] for name in names.split(", ")})
+    with pytest.raises(CaptureError, match=f"needs query, key; the data's fields are {names}\n"):
+        capture(make_spec(tmp_path, code, data=data))
+
+
+def test_the_loss_takes_the_fields_that_its_arguments_name(tmp_path):
+    (tmp_path / "losses.py").write_text("def f(out, y, w):\n    return (w * (out - y) ** 2).mean()")
+    data = random_data(w=[1], y=[1], x=[5])
+    found, _ = bound(tmp_path, net(args="a", forward="return self.b(self.a(a))"), data=data,
+                     model={"loss": "losses.py:f"})  # fmt: skip
+    assert found == {"a": "x"}
+    graph = capture(make_spec(tmp_path, net(), data=data, model={"loss": "losses.py:f"}))
+    assert [i.field for i in graph.inputs] == ["x", "y", "w"]
+
+
 def test_all_fields_by_position_where_the_model_returns_its_loss(tmp_path):
     code = net("x, y = fields\nreturn ((self.b(self.a(x)) - y) ** 2).mean()", args="*fields")
     found, _ = bound(tmp_path, code, model={"loss": "output"})
@@ -64,7 +98,7 @@ def test_names_of_fields_that_are_names_of_values(tmp_path):
 
 wrong = {
     "a missing argument": ("x, w", {}, "forward needs w; the data's fields are x, y"),
-    "a missing keyword": ("*, w", {}, "forward needs w; the data's fields are x, y"),
+    "a missing keyword": ("x, *, w", {}, "forward needs w; the data's fields are x, y"),
     "an argument that is none": (
         "x=0", {"inputs": {"w": "x"}}, "forward does not take 'w'; it takes x",
     ),

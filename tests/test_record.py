@@ -4,6 +4,8 @@ factory draws from."""
 import pytest
 import torch
 from inits import Init, distance
+from jobs import make_spec, prove
+from nets import net
 
 pytestmark = pytest.mark.torch
 
@@ -166,6 +168,15 @@ def test_weight_norm(how, tmp_path):
     g, v = (n for n, t in init.real.items() if t.shape in ((7, 1), (7, 5)) and n != "m.weight")
     norm = torch.linalg.vector_norm(init.drawn(v), dim=1, keepdim=True)
     torch.testing.assert_close(init.drawn(g), norm)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("init", ["", "torch.ones(1).numpy()"])  # which no recorder can follow
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_weight_norm_by_a_hook(init, fork_server, tmp_path):
+    """It leaves a plain tensor that is computed anew in each call: no state."""
+    code = net(init=f"{init}\nself.a = nn.utils.weight_norm(self.a)")
+    prove(make_spec(tmp_path, code), fork_server, steps=2)
 
 
 def test_one_owner_several_draws(tmp_path):

@@ -11,6 +11,7 @@ from nets import net
 
 from ppc.errors import CaptureError
 from ppc.frontend.capture.capture import capture
+from ppc.pipeline import plan as check
 
 pytestmark = pytest.mark.torch
 
@@ -235,3 +236,98 @@ def test_a_parameter_that_forward_writes(tmp_path):
     forward = "with torch.no_grad():\n    self.a.weight.clamp_(-1, 1)\nreturn self.b(self.a(x))"
     with pytest.raises(CaptureError, match=r"net.py:15: forward writes to the parameter a.weight"):
         capture(make_spec(tmp_path, net(forward)))
+
+
+def test_parameters_by_data(tmp_path):
+    step = "self.a.weight.data.clamp_(-0.1, 0.1)"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(self.a(x))"))
+    assert message.startswith("forward reads a tensor past the trace: by .data, or from a cache")
+    assert line == step
+
+
+def test_transforms(tmp_path):
+    step = "h = torch.vmap(lambda row: row * row.sum())(self.a(x))"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h)"))
+    assert message.startswith("torch.vmap, or its like, has no form in a script")
+    assert line == step
+
+
+def test_lengths_of_ctc(tmp_path):
+    step = "loss = nn.functional.ctc_loss(h, y.long(), torch.full((n,), 5), torch.full((n,), 1))"
+    forward = f"n = len(x)\nh = self.a(x).expand(5, n, 8).log_softmax(2)\n{step}\nreturn loss"
+    message, line = refusal(tmp_path, net(forward, args="x, y"), model={"loss": "output"})
+    assert message.startswith(
+        "ctc_loss reads the lengths that it is given\nhint: tuples of numbers"
+    )
+    assert line == step
+
+
+def test_packed_sequences(tmp_path):
+    call = "self.g(pack(x.view(-1, 1, 5), torch.full((len(x),), 1), batch_first=True))"
+    code = net(
+        f"h = {call}[1][0]\nreturn self.b(h)",
+        "self.g = nn.GRU(5, 8)",
+        before="from torch.nn.utils.rnn import pack_padded_sequence as pack",
+    )
+    message, line = refusal(tmp_path, code)
+    assert message.startswith("a packed sequence is as long as the values of its data say")
+    assert line == f"h = {call}[1][0]"
+
+
+@pytest.mark.parametrize("owner", ["self.g", "self.g[0]"])
+def test_generators_of_the_users(owner, tmp_path):
+    made = "torch.Generator().manual_seed(0)"
+    init = f"self.g = {made if owner == 'self.g' else f'[{made}]'}"
+    step = f"h = self.a(x) + torch.randn(8, generator={owner})"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h)", init))
+    assert "an object that no script has, like a torch.Generator" in message
+    assert line == step
+
+
+modules = {
+    "TorchScript": ("self.c = torch.jit.script(nn.Linear(8, 8))", "c is TorchScript"),
+    "spectral_norm": ("nn.utils.spectral_norm(self.a)", "a has a tensor that a hook of torch."),
+    "prune": (
+        "import torch.nn.utils.prune as p\np.l1_unstructured(self.a, 'weight', 2)",
+        "a has a tensor that a hook of torch.nn.utils.prune",
+    ),
+    "momentum=None": ("self.n = nn.BatchNorm1d(8, momentum=None)", "n averages over all steps"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # some of these are deprecated
+@pytest.mark.parametrize(("init", "text"), modules.values(), ids=modules)
+def test_modules(init, text, tmp_path):
+    with pytest.raises(CaptureError) as raised:
+        capture(make_spec(tmp_path, net(init=init)))
+    assert raised.value.message.startswith(text)
+    assert raised.value.where.file.endswith("job.yaml")
+    assert raised.value.hint
+
+
+def test_a_factory_that_exits(tmp_path):
+    with pytest.raises(CaptureError, match=r"net.py:build failed: SystemExit: 3") as raised:
+        capture(make_spec(tmp_path, "import sys\ndef build():\n    sys.exit(3)\n"))
+    assert raised.value.where.line == 6
+
+
+def test_a_dtype_that_the_precision_changes(tmp_path):
+    code = net("return self.b(self.a(x)) + self.c(torch.ones(5, dtype=torch.float32))",
+               "self.c = nn.Linear(5, 1)")  # fmt: skip
+    with pytest.raises(CaptureError, match="precision fp64 made parameters and data float64"):
+        check(make_spec(tmp_path, code, train={"precision": "fp64"}))
+
+
+def test_a_norm_of_one_sample(tmp_path):
+    code = net("return self.b(self.n(self.a(x)))", "self.n = nn.BatchNorm1d(8)")
+    with pytest.raises(CaptureError, match="more samples in a microbatch: fewer"):
+        check(make_spec(tmp_path, code, parallel={"pipeline": 1, "microbatches": 4}))
+
+
+@pytest.mark.parametrize("made", ["self.a.weight.t()", "2 * self.a.weight.t()"])
+def test_what_the_factory_computes_from_parameters(made, tmp_path):
+    message, line = refusal(
+        tmp_path, net("return self.b(self.a(x) + x @ self.w)", f"self.w = {made}")
+    )
+    assert message.startswith("forward reads w, which the factory computed from parameters, once")
+    assert line == "return self.b(self.a(x) + x @ self.w)"

@@ -142,3 +142,36 @@ def test_arrays_of_different_lengths(tmp_path):
     data = {"source": "arrays", "files": {"x": "x.npy", "y": "y.npy"}}
     with pytest.raises(CaptureError, match="count different numbers of samples: x 7, y 6"):
         capture(make_spec(tmp_path, net(), data=data))
+
+
+broken = {
+    "no array at all": (b"not an array", "cannot be read: "),
+    "cut short": (b"", "cannot be read: "),
+    "objects": (np.array([{}, {}], dtype=object), "cannot be read: "),
+    "strings": (
+        np.array(["a", "b"]),
+        "cannot be read: can't convert np.ndarray of type numpy.str_",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), broken.values(), ids=broken)
+def test_files_that_hold_no_numbers(content, text, tmp_path):
+    np.save(tmp_path / "y.npy", np.zeros((2, 1), np.float32))
+    if isinstance(content, bytes):
+        (tmp_path / "x.npy").write_bytes(content)
+    else:
+        np.save(tmp_path / "x.npy", content)
+    data = {"source": "arrays", "files": {"y": "y.npy", "x": "x.npy"}}
+    with pytest.raises(CaptureError) as raised:
+        capture(make_spec(tmp_path, net(), data=data))
+    assert raised.value.message.startswith("x.npy ")
+    assert text in raised.value.message
+    assert raised.value.where.file.endswith("job.yaml")
+
+
+def test_a_broken_safetensors_file(tmp_path):
+    (tmp_path / "all.safetensors").write_bytes(b"nothing of the kind")
+    data = {"source": "arrays", "files": "all.safetensors"}
+    with pytest.raises(CaptureError, match=r"job\.yaml:.*all.safetensors cannot be read"):
+        capture(make_spec(tmp_path, net(), data=data))

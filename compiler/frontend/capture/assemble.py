@@ -32,8 +32,9 @@ from .convert import Raw
 from .export import RawCall
 from .fields import first_sample, sample_keys
 from .leaf import constructor
+from .loss import output_name, returned_loss
 from .measure import measure
-from .training import Training, output_name, returned_loss
+from .training import Training
 from .user import location
 
 

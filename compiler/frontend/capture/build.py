@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.graph import Recipe
 from ...ir.spec import Spec
 from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
 from .recipe import assign_seeds, zeros
 from .record import Recorder
+from .sharing import find_shared
 from .user import call, first_line
 
 dtypes = {"fp32": torch.float32, "fp64": torch.float64}
@@ -70,6 +71,8 @@ class Built:
     recorder: Recorder
     why_saved: str
     """Why the factory could not be recorded, where it could not."""
+    shared: tuple[tuple[str, str], ...] = ()
+    """Pairs of different tensors in one memory."""
 
 
 def build_model(spec: Spec) -> nn.Module:
@@ -108,9 +111,10 @@ def build_fake(spec: Spec) -> Built:
         why_saved = f"{type(error.__cause__).__name__}: {first_line(error.__cause__)}"
         recipes = {name: Recipe(saved=True) for name, _ in state_tensors(model)}
     refuse_uninitialised(spec, model, recipes)
+    shared = find_shared(state_tensors(model))
     make_fake(model, mode)
     known = {name: r if r.saved or r.ops else zeros for name, r in recipes.items()}
-    return Built(model, mode, known, recorder, why_saved)
+    return Built(model, mode, known, recorder, why_saved, shared)
 
 
 def record(spec: Spec, mode: FakeTensorMode, recorder: Recorder) -> nn.Module:
@@ -148,6 +152,8 @@ def make_model(spec: Spec) -> nn.Module:
             f"{spec.model.factory.target} returned {type(model).__name__}, not a torch.nn.Module",
             spec.at("model.factory"),
         )
+    for path, module in model.named_modules():
+        refuse_unsupported(path or "the model", module, spec.at("model.factory"))
     for name, tensor in state_tensors(model):
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             raise CaptureError(
@@ -164,6 +170,32 @@ def make_model(spec: Spec) -> nn.Module:
     if spec.train.precision == "fp64":
         to_float64(model)
     return model
+
+
+def refuse_unsupported(path: str, module: nn.Module, where: Location | None) -> None:
+    """Raises CaptureError for a module that is no Python, or whose parameter is made by a hook."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError(
+            f"{path} is TorchScript, which has no Python to capture",
+            where,
+            "hold the module itself, without torch.jit.script or trace",
+        )
+    if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
+        raise CaptureError(
+            f"{path} averages over all steps so far, by a count that forward reads (momentum=None)",
+            where,
+            "a momentum: 0.1 is torch's default",
+        )
+    for hook in module._forward_pre_hooks.values():
+        made = type(hook).__module__
+        if made in ("torch.nn.utils.spectral_norm", "torch.nn.utils.prune"):
+            raise CaptureError(
+                f"{path} has a tensor that a hook of {made} computes anew before each call",
+                where,
+                "torch.nn.utils.parametrizations.spectral_norm, which is no hook"
+                if made.endswith("norm")
+                else "prune.remove(module, name), which makes the pruning lasting",
+            )
 
 
 def to_float64(model: nn.Module) -> None:
@@ -188,9 +220,15 @@ def to_float64(model: nn.Module) -> None:
 
 
 def state_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the model, tied names once: parameters, buffers, plain attributes."""
+    """Every tensor of the model, tied names once: parameters, buffers, plain attributes, but those
+    that are computed from parameters, which hold no state."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+    yield from ((name, tensor) for name, tensor in plain_tensors(model) if tensor.is_leaf)
+
+
+def plain_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that are attributes of modules, and neither parameters nor buffers."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, torch.Tensor):
@@ -214,5 +252,5 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
     for module in model.modules():
         for store in (module._parameters, module._buffers, vars(module)):
             for name, value in list(store.items()):
-                if isinstance(value, torch.Tensor) and not is_fake(value):
+                if isinstance(value, torch.Tensor) and not is_fake(value) and value.is_leaf:
                     setattr(module, name, fake(value))

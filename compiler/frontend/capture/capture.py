@@ -3,18 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch import nn
+
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec
 from .assemble import assemble
 from .batch import Generaliser, batch_sizes, refuse_coupled
-from .build import Built, build_fake, default_dtype
+from .borrowed import dissolve_borrowers
+from .build import Built, build_fake, default_dtype, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter, Raw
 from .export import export
 from .fields import bind, read_fields
-from .private import is_fake
+from .private import is_fake, storage_address
 from .replay import replay
+from .sharing import refuse_shared
 from .statements import forget
 from .training import Training, make_training
 from .user import location
@@ -29,35 +33,54 @@ def capture(spec: Spec) -> Graph:
     fields = read_fields(spec)
     with default_dtype(spec.train.precision):
         built = build_fake(spec)
-        training = make_training(spec, built.model, bind(spec, built.model, fields))
-        sizes = batch_sizes(fields)
+        binding = bind(spec, built.model, fields)
+        training = make_training(spec, built.model, binding)
+        sizes, told = batch_sizes(fields), (binding.note,) if binding.note else ()
         traces = [trace(training, built, fields, size) for size in sizes]
         try:
             raw = Generaliser(*sizes).merge(*traces)
         except CaptureError as error:
             size, message = fixed_size(spec, error)
             raw = trace(training, built, fields, size)
-            return trainable(spec, assemble(spec, raw, built, training, (size, size), (message,)))
-        if spec.parallel.microbatches > 1:
-            refuse_coupled(raw)
-        return trainable(spec, assemble(spec, raw, built, training, sizes, ()))
+            graph = assemble(spec, raw, built, training, (size, size), (message, *told))
+        else:
+            if spec.parallel.microbatches > 1:
+                refuse_coupled(raw)
+            graph = assemble(spec, raw, built, training, sizes, told)
+    refuse_shared(built.shared, graph, spec.at("model.factory"))
+    refuse_untrained(spec, graph)
+    return graph
 
 
-def trainable(spec: Spec, graph: Graph) -> Graph:
-    """The graph. Raises CaptureError where no gradient leads from the loss to a parameter."""
+def refuse_untrained(spec: Spec, graph: Graph) -> None:
+    """Raises CaptureError where no gradient leads from the loss to a parameter."""
     if not graph.values[graph.outputs[0][1]].requires_grad:
         raise CaptureError(
             "there is nothing to train: no gradient leads from the loss to a parameter",
             spec.at("model.factory"),
             "requires_grad_(True) for some parameters, no torch.no_grad() around all of forward",
         )
-    return graph
 
 
 def trace(training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int) -> Raw:
     """One microbatch of `batch` samples, in canonical form."""
     raw = Converter(export(training, built, fields, batch)).convert()
-    return canonicalise(find_values(raw, built))
+    refuse_computed(raw, built.model)
+    return canonicalise(dissolve_borrowers(find_values(raw, built)))
+
+
+def refuse_computed(raw: Raw, model: nn.Module) -> None:
+    """Raises CaptureError where forward reads what the factory computed from parameters: it would
+    stay as it is while they are trained."""
+    computed = {name for name, tensor in plain_tensors(model) if not tensor.is_leaf}
+    for op in raw.ops:
+        for fqn in (ref.fqn for ref in op.operands if isinstance(ref, State)):
+            if fqn in computed:
+                raise CaptureError(
+                    f"forward reads {fqn}, which the factory computed from parameters, once",
+                    location(op.where),
+                    "compute it in forward",
+                )
 
 
 def find_values(raw: Raw, built: Built) -> Raw:
@@ -66,15 +89,21 @@ def find_values(raw: Raw, built: Built) -> Raw:
     Raises CaptureError at the user's line where these are random: nothing could set them.
     """
     hidden = {fqn: tensor for fqn, tensor in raw.constants.items() if is_fake(tensor)}
+    made = {view.storage for view in built.recorder.names}
     recipes = built.recorder.recipes(hidden)
     values = {}
     for fqn, recipe in recipes.items():
         if recipe.saved or any(op.random for op in recipe.ops):
             where = next((op.where for op in raw.ops if State(fqn) in op.operands), "")
+            drawn = storage_address(hidden[fqn]) in made
             raise CaptureError(
-                "forward reads a tensor that the factory drew and that the model does not own",
+                "forward reads a tensor that the factory drew and that the model does not own"
+                if drawn
+                else "forward reads a tensor past the trace: by .data, or from a cache",
                 location(where),
-                "hold it as a parameter or buffer; modules in nn.ModuleList, not in a list",
+                "hold it as a parameter or buffer; modules in nn.ModuleList, not in a list"
+                if drawn
+                else "the parameter itself, under torch.no_grad(); a buffer in place of a cache",
             )
         shape = tuple(hidden[fqn].shape)
         values[fqn] = replay(recipe, shape, hidden[fqn].dtype, seed=0)

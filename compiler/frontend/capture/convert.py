@@ -51,7 +51,7 @@ class Converter:
         """Traced node -> what it is in the graph."""
         self.names: dict[str, Arg] = {}
         """The same by the name that hooks saw: torch may name a region's results as an op in it."""
-        self.places = Places(traced.aliases)
+        self.places = Places(traced.keys)
 
     def convert(self) -> Raw:
         program = self.traced.program
@@ -83,6 +83,12 @@ class Converter:
             self.raw.inputs.append(node.name)
             return
         fqn = str(spec.target).removeprefix("model.")
+        if spec.kind == InputKind.CUSTOM_OBJ:
+            raise CaptureError(
+                f"forward reads {fqn}, an object that no script has, like a torch.Generator",
+                next(filter(None, map(users_location, node.users)), None),
+                "torch.randn and its like without a generator: the spec's seed makes them repeat",
+            )
         self.nodes[node] = State(fqn)
         self.raw.states[fqn] = meta_of(node.meta["val"])
         if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
@@ -162,13 +168,21 @@ class Converter:
     def op(self, node: Node, *, grad: bool) -> None:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
-            raise CaptureError(f"{target} has no form in a script", users_location(node))
+            name = getattr(target, "__name__", str(target))
+            transform = getattr(target, "__module__", "").startswith("torch._functorch")
+            raise CaptureError(
+                f"{'torch.vmap, or its like,' if transform else name} has no form in a script",
+                users_location(node),
+                "operations on the whole batch" if transform else None,
+            )
         if target.namespace not in ("aten", "ppc"):
             raise CaptureError(
                 f"{target} in {module_path(node)} is an operation of {target.namespace}'s own, "
                 "which a script would have to import",
                 users_location(node),
-                "choose an implementation made of torch's own operations",
+                "choose an implementation made of torch's own operations"
+                + "; experts: experts_implementation='batched_mm' in the model's config"
+                * ("grouped_mm" in str(target)),
             )
         if any(map(is_dynamic, tree_leaves(node.meta.get("val")))):
             raise needs_values(users_location(node))

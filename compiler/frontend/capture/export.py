@@ -8,27 +8,32 @@ import contextlib
 import inspect
 import io
 import logging
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import NoReturn
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
-from .build import Built, state_tensors
+from .build import Built, plain_tensors
 from .private import (
     is_data_dependent,
     node_name,
     on_autograd_function,
     on_checkpoint,
     on_tensor_hook,
+    running_call,
 )
+from .python_state import refuse_python_state
 from .training import Training
 from .user import call_site, users_errors, users_line
 
@@ -50,8 +55,8 @@ class Traced:
     calls: Mapping[CallId, RawCall]
     assigned: Mapping[str, str]
     """Plain tensor that forward assigns -> the traced node that it becomes."""
-    aliases: Mapping[str, str]
-    """Other path of a module -> the path that the model knows it by first."""
+    keys: Mapping[CallId, CallId]
+    """A call as nodes have it, by any path of its module -> its key in `calls`."""
 
 
 def export(
@@ -64,9 +69,16 @@ def export(
             for name in training.binding.fields
         )
     calls: dict[CallId, RawCall] = {}
+    keys: dict[CallId, CallId] = {}
     assigned: dict[str, str] = {}
+
+    def again() -> None:
+        with built.mode:
+            training(*inputs)
+
     with (
-        note_calls(training.model, calls),
+        refuse_python_state(training, again),
+        note_calls(training.model, calls, keys),
         note_assignments(training.model, assigned),
         refuse_custom_backward(training.model),
         quiet(),
@@ -74,14 +86,7 @@ def export(
         plain_words(),
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls, assigned, other_paths(training.model))
-
-
-def other_paths(model: nn.Module) -> dict[str, str]:
-    """Other path of a module that is held several times -> its first path, which hooks note."""
-    first = {id(module): path for path, module in model.named_modules()}
-    held = model.named_modules(remove_duplicate=False)
-    return {path: first[id(module)] for path, module in held if path != first[id(module)]}
+    return Traced(program, calls, assigned, keys)
 
 
 @contextmanager
@@ -105,6 +110,12 @@ def plain_words() -> Iterator[None]:
     except Exception as error:
         if not is_data_dependent(error):
             raise
+        if any(f.name == "ctc_loss" for f in traceback.extract_tb(error.__traceback__)):
+            raise CaptureError(
+                "ctc_loss reads the lengths that it is given",
+                users_line(error),
+                "tuples of numbers where lengths are fixed: (9,) * len(x)",
+            ) from error
         raise needs_values(users_line(error)) from error
 
 
@@ -118,11 +129,13 @@ def needs_values(where: Location | None) -> CaptureError:
 
 
 @contextmanager
-def note_calls(model: nn.Module, calls: dict[CallId, RawCall]) -> Iterator[None]:
-    """Note arguments and results of every module call while it is traced."""
+def note_calls(
+    model: nn.Module, calls: dict[CallId, RawCall], keys: dict[CallId, CallId]
+) -> Iterator[None]:
+    """Note arguments and results of every module call while it is traced, and its key there."""
     handles = []
     for path, module in model.named_modules():
-        before, after = make_hooks(path, calls)
+        before, after = make_hooks(path, calls, keys)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after))
     try:
@@ -138,12 +151,15 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
     Note which plain tensors it assigns, and what."""
     held: dict[str, torch.Tensor] = {}
 
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        return chain(model.named_parameters(), model.named_buffers(), plain_tensors(model))
+
     def before(*_: object) -> None:
-        held.update(state_tensors(model))
+        held.update(tensors())
 
     def after(*_: object) -> None:
         buffers = dict(model.named_buffers())
-        for name, value in state_tensors(model):
+        for name, value in tensors():
             if name not in held or value is held[name]:
                 continue
             if name in buffers:
@@ -163,12 +179,18 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
 
 
 def make_hooks(
-    path: str, calls: dict[CallId, RawCall]
+    path: str, calls: dict[CallId, RawCall], keys: dict[CallId, CallId]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """The hooks of one module; its k-th call has number k, and calls may nest."""
     running: list[int] = []
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if any(isinstance(value, PackedSequence) for value in args):
+            raise CaptureError(
+                "a packed sequence is as long as the values of its data say",
+                call_site(),
+                "padded sequences, without pack_padded_sequence",
+            )
         number = sum(1 for other, _ in calls if other == path)
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         arguments = []
@@ -183,6 +205,7 @@ def make_hooks(
             else:
                 arguments.append((name, traced(value)))
         calls[path, number] = RawCall(tuple(arguments), len(args))
+        keys[running_call() or (path, number)] = path, number
         running.append(number)
 
     def after(_: nn.Module, __: tuple[object, ...], output: object) -> None:

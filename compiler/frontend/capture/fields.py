@@ -1,17 +1,21 @@
 """What a sample of the data is made of, and how its fields reach the model and the loss."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.graph import TensorMeta
 from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text
 from .arguments import dtype_name
-from .user import call, users_errors
+from .loss import arguments, find_loss
+from .user import call, first_line, users_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class Binding:
     """Argument -> field."""
     loss: tuple[str, ...]
     """The loss gets the model's output, then these."""
+    note: str = ""
+    """What was chosen that the spec does not say."""
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -60,16 +66,17 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
     if isinstance(data.files, str):
         from safetensors import safe_open  # only for this source
 
-        with safe_open(spec.folder / data.files, framework="pt") as file:
+        with (
+            reading(data.files, spec.at("data.files")),
+            safe_open(spec.folder / data.files, framework="pt") as file,
+        ):
             names = file.keys()  # not a dict, so it has no iterator of its own
             metas = {name: file.get_tensor(name) for name in names}
     else:
-        import numpy as np  # only for this source
-
-        metas = {
-            name: torch.as_tensor(np.load(spec.folder / path, mmap_mode="c"))
-            for name, path in data.files.items()
-        }
+        metas = {}
+        for name, path in data.files.items():
+            with reading(path, spec.at(f"data.files.{name}")):
+                metas[name] = torch.as_tensor(np.load(spec.folder / path, mmap_mode="c"))
     counts = {name: tensor.shape[0] if tensor.dim() else 0 for name, tensor in metas.items()}
     if len(set(counts.values())) != 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -80,6 +87,19 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
         name: TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype))
         for name, tensor in metas.items()
     }
+
+
+@contextmanager
+def reading(path: str, where: Location | None) -> Iterator[None]:
+    """Raises CaptureError at the spec's line where a file is missing or holds no plain numbers."""
+    try:
+        yield
+    except Exception as error:
+        raise CaptureError(
+            f"{path} cannot be read: {first_line(error)}",
+            where,
+            "arrays of numbers as numpy.save or safetensors write them, no objects or strings",
+        ) from error
 
 
 def make_dataset(data: Dataset, spec: Spec) -> object:
@@ -126,27 +146,77 @@ def sample_keys(data: Dataset, sample: object) -> dict[str, int | str | None]:
 
 
 def bind(spec: Spec, model: nn.Module, fields: Mapping[str, TensorMeta]) -> Binding:
-    """Decide which argument each field feeds: as model.inputs says, by name, or by position."""
+    """Decide which argument each field feeds: as model.inputs says, else by name; the one argument
+    and the one field that are left over belong together."""
     forward = Signature.of(model)
-    whole = spec.model.loss == "output"
+    taken = None if spec.model.loss == "output" else arguments(find_loss(spec))
+    note = ""
     positional: tuple[str, ...] = ()
     keywords: dict[str, str] = {}
     if spec.model.inputs:
         positional = tuple(i.field for name, i in spec.model.inputs if name is None)
         keywords = {name: i.field for name, i in spec.model.inputs if name is not None}
-    elif any(name in fields for name in forward.by_name):
-        keywords = {name: name for name in forward.by_name if name in fields}
-    elif forward.by_position or forward.any_position or not forward.any_name:
-        needed = sum(name in forward.required for name in forward.by_position)
-        most = len(fields) if forward.any_position else len(forward.by_position)
-        positional = tuple(fields)[: most if whole else max(1, needed)]
+    elif forward.by_position or forward.by_name:
+        keywords, note = match(spec, forward, fields, taken)
+        alone = forward.by_position[:1] if note and len(keywords) == 1 else ()
+        first = takewhile(keywords.__contains__, forward.only_by_position or alone)
+        positional = tuple(keywords.pop(name) for name in tuple(first))
+    elif forward.any_position:
+        positional = tuple(fields)[: None if taken is None else 1]
     else:  # nothing but **kwargs
-        keywords = {name: name for name in tuple(fields)[: None if whole else 1]}
+        keywords = {name: name for name in tuple(fields)[: None if taken is None else 1]}
     used = {*positional, *keywords.values()}
-    rest = () if whole else tuple(name for name in fields if name not in used)
-    binding = Binding(positional, keywords, rest)
+    rest = () if taken is None else in_order(taken, [name for name in fields if name not in used])
+    binding = Binding(positional, keywords, rest, note)
     check_binding(spec, binding, fields, forward)
     return binding
+
+
+def match(
+    spec: Spec,
+    forward: "Signature",
+    fields: Mapping[str, TensorMeta],
+    taken: Sequence[inspect.Parameter] | None,
+) -> tuple[dict[str, str], str]:
+    """Argument -> field, and a word on what has no name to go by. `taken`: the loss's arguments.
+
+    Raises CaptureError where several arguments or fields are left over.
+    """
+    names = dict.fromkeys((*forward.by_position, *forward.by_name))
+    found = {name: name for name in names if name in fields}
+    needed = forward.required if found or forward.required else tuple(names)[:1]
+    missing = [name for name in needed if name not in found]
+    free = [name for name in fields if name not in found]
+    free = [name for name in free if name not in claimed(taken or (), free)]
+    if not missing:
+        return found, ""
+    if len(missing) > 1 or len(free) != 1:
+        raise CaptureError(
+            f"forward needs {', '.join(missing)}; the data's fields are {', '.join(fields)}",
+            spec.at("model.inputs"),
+            f"model: {{inputs: {{{', '.join(f'{name}: FIELD' for name in (*found, *missing))}}}}}",
+        )
+    (argument,), (field,) = missing, free
+    note = (
+        f"the field {field} feeds forward's {argument}, as both are left over; to say so: "
+        f"model: {{inputs: {{{argument}: {field}, ...}}}}"
+    )
+    return found | {argument: field}, note
+
+
+def claimed(taken: Sequence[inspect.Parameter], fields: Sequence[str]) -> set[str]:
+    """Fields that a loss takes: those of its arguments' names, and the last for what else it must
+    have."""
+    named = {p.name for p in taken if p.name in fields}
+    others = [name for name in fields if name not in named]
+    count = sum(p.default is p.empty and p.name not in named for p in taken)
+    return named | set(others[max(0, len(others) - count) :])
+
+
+def in_order(taken: Sequence[inspect.Parameter], rest: Sequence[str]) -> tuple[str, ...]:
+    """What goes to the loss: in the order of its arguments where they bear the fields' names."""
+    names = tuple(p.name for p in taken[: len(rest)])
+    return names if set(names) == set(rest) else tuple(rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +225,7 @@ class Signature:
 
     by_position: tuple[str, ...]
     by_name: tuple[str, ...]
+    only_by_position: tuple[str, ...]
     required: tuple[str, ...]
     any_position: bool
     """It takes `*args`."""
@@ -170,6 +241,7 @@ class Signature:
         return cls(
             by_position=tuple(p.name for p in named if p.kind in (p.POSITIONAL_ONLY, either)),
             by_name=tuple(p.name for p in named if p.kind in (p.KEYWORD_ONLY, either)),
+            only_by_position=tuple(p.name for p in named if p.kind is p.POSITIONAL_ONLY),
             required=tuple(p.name for p in named if p.default is p.empty),
             any_position=inspect.Parameter.VAR_POSITIONAL in kinds,
             any_name=inspect.Parameter.VAR_KEYWORD in kinds,

@@ -14,8 +14,8 @@ from .user import is_users, place
 class Places:
     """Finds the places of nodes, given in order, and numbers the statements as they run."""
 
-    def __init__(self, aliases: Mapping[str, str]) -> None:
-        self.aliases = aliases
+    def __init__(self, keys: Mapping[CallId, CallId]) -> None:
+        self.keys = keys
         self.statements: dict[int, Statement] = {}
         self.call_statements: dict[CallId, int] = {}
         """Call -> the statement of its caller that makes it."""
@@ -26,7 +26,7 @@ class Places:
     def find(self, node: Node) -> tuple[CallId, int]:
         """The module call around a node, and the number of the statement it belongs to there."""
         named = module_calls(node)
-        stack = [(self.aliases.get(path, path), number) for path, number in named]
+        stack = [self.keys.get(call, call) for call in named]
         if not stack:
             return ("", 0), self.number(("", -1), Frame("", 0), "")  # the loss
         lines = frames(node.stack_trace)[1:]  # likewise

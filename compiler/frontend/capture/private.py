@@ -19,7 +19,10 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
+from .recipe import full_overwrites
 from .user import is_users
+
+fillers = frozenset(target.split(".")[1] for target in full_overwrites)
 
 
 def fake_mode() -> FakeTensorMode:
@@ -64,6 +67,17 @@ def node_name(tensor: torch.Tensor) -> str | None:
     return None if slot is None else str(slot.proxy.node.name)
 
 
+def running_call() -> tuple[str, int] | None:
+    """Path and number of the module call that has just begun, as its nodes will bear them: of a
+    module with several names the one that it is called by. None outside of a trace."""
+    mode = get_proxy_mode()
+    stack = getattr(mode.tracer, "module_stack", None) if mode else None
+    if not stack:
+        return None
+    path, _, number = str(next(reversed(stack))).partition("@")
+    return path.partition(".model")[2].removeprefix("."), int(number or 0)
+
+
 @contextmanager
 def no_modes() -> Iterator[None]:
     """Real computation inside of a mode."""
@@ -91,6 +105,20 @@ def fakes_convert() -> Iterator[None]:
         yield
     finally:
         torch.utils.swap_tensors = original
+
+
+@contextmanager
+def masks_unread() -> Iterator[None]:
+    """Let nn.TransformerEncoder and its like not read whether a mask is causal: it is applied as it
+    is, unless the user says so."""
+    module = nn.modules.transformer
+    original: Any = module._detect_is_causal_mask
+    patched: Any = lambda _, is_causal=None, __=None: is_causal is True  # noqa: E731
+    module._detect_is_causal_mask = patched
+    try:
+        yield
+    finally:
+        module._detect_is_causal_mask = original
 
 
 @contextmanager
@@ -167,17 +195,21 @@ def inline_region(
 
 
 def functional_form(target: str) -> str | None:
-    """`aten.relu.default` for `aten.relu_.default`; None where none has equal arguments."""
+    """`aten.relu.default` for `aten.relu_.default`; None where none has equal arguments, and for
+    what fills a tensor, since Python has no `x.exponential()`."""
     namespace, name, overload = target.split(".")
-    if namespace != "aten" or not name.endswith("_") or name.startswith("__"):
+    if namespace != "aten" or not name.endswith("_") or name.startswith("__") or name in fillers:
         return None
     packet = getattr(torch.ops.aten, name.rstrip("_"), None)
-    functional = getattr(packet, overload, None) if packet is not None else None
-    if functional is None:
-        return None
-    inplace = getattr(getattr(torch.ops.aten, name), overload)
-    names = [a.name for a in inplace._schema.arguments]
-    return str(functional) if [a.name for a in functional._schema.arguments] == names else None
+    wanted = signature(getattr(getattr(torch.ops.aten, name), overload))
+    overloads = packet.overloads() if packet is not None else ()
+    found = (getattr(packet, other) for other in sorted(overloads, key=overload.__ne__))
+    return next((str(function) for function in found if signature(function) == wanted), None)
+
+
+def signature(function: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    """Names and types of an operation's arguments."""
+    return [(a.name, str(a.type)) for a in function._schema.arguments]
 
 
 def without_out(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:

@@ -1,16 +1,16 @@
 """The user's model and loss as one module: from the fields of a microbatch to the loss."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
-import torch.nn.functional as F  # as everyone calls it
 from torch import nn
 
-from ...errors import CaptureError, Location
+from ...errors import Location
 from ...ir.spec import Spec
 from .fields import Binding
-from .user import resolve
+from .loss import Loss, find_loss
+from .private import is_fake, masks_unread
 
 
 class Training(nn.Module):
@@ -19,7 +19,7 @@ class Training(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[..., torch.Tensor],
+        loss: Loss,
         binding: Binding,
         where: Location | None,
     ) -> None:
@@ -28,65 +28,37 @@ class Training(nn.Module):
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         fields = dict(zip(self.binding.fields, values, strict=True))
-        output = self.model(
-            *(fields[name] for name in self.binding.positional),
-            **{argument: fields[name] for argument, name in self.binding.keywords.items()},
-        )
+        with masks_applied(self.model) if any(map(is_fake, values)) else nullcontext():
+            output = self.model(
+                *(fields[name] for name in self.binding.positional),
+                **{argument: fields[name] for argument, name in self.binding.keywords.items()},
+            )
         return self.loss(output, *(fields[name] for name in self.binding.loss))
 
 
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
     """Put the spec's loss behind the model."""
-    name, where = spec.model.loss, spec.at("model.loss")
-    if name == "output":
-        return Training(model, returned_loss, binding, where)
-    if ":" in name:
-        loss = resolve(name, spec.folder, where)
-    else:
-        loss = cross_entropy if name == "cross_entropy" else getattr(F, name, None)
-    if not callable(loss):
-        what = f"{name} is not callable" if loss else f"{name!r} is not in torch.nn.functional"
-        raise CaptureError(what, where, "or name a function: losses.py:loss")
-    return Training(model, loss, binding, where)
+    return Training(model, find_loss(spec), binding, spec.at("model.loss"))
 
 
-def output_name(loss: Callable[..., torch.Tensor]) -> str:
-    """What a loss calls the model's output: the name of its first argument."""
-    name = next(iter(inspect.signature(loss).parameters))
-    return "output" if name == "input" else name
+@contextmanager
+def masks_applied(model: nn.Module) -> Iterator[None]:
+    """Without values attention applies the mask that it is given, and looks for nothing simpler: a
+    mask that it need not read, by `is_causal`, would be an argument without a value."""
 
+    def before(
+        _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        causal = kwargs.get("is_causal") and kwargs.get("attn_mask") is not None
+        return args, kwargs | ({"is_causal": False} if causal else {})
 
-def returned_loss(output: object) -> torch.Tensor:
-    """The loss that a model returns: a scalar, or `.loss` or the first element of its output."""
-    if isinstance(output, Mapping) and "loss" in output:
-        output = output["loss"]
-    elif hasattr(output, "loss"):
-        output = output.loss
-    elif isinstance(output, tuple | list) and output:
-        output = output[0]
-    if not isinstance(output, torch.Tensor) or output.dim() != 0:
-        found = type(output).__name__
-        if isinstance(output, torch.Tensor):
-            found = f"a tensor of shape {list(output.shape)}"
-        raise TypeError(
-            f"the model returned {found}, not a loss; name one in the spec: model: {{loss: ...}}"
-        )
-    return output
-
-
-def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """F.cross_entropy, also for classes in the last dimension, as language models have them.
-
-    Raises ValueError where both readings fit: (batch, n, n) with labels (batch, n).
-    """
-    last = logits.shape[:-1] == labels.shape
-    second = logits.shape[:1] + logits.shape[2:] == labels.shape
-    if last and second and logits.dim() > 2:
-        raise ValueError(
-            f"cross_entropy of {list(logits.shape)} and {list(labels.shape)} could take its "
-            "classes from the second or from the last dimension; "
-            "name a function of your own: losses.py:loss"
-        )
-    if last and logits.dim() > 2:
-        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
-    return F.cross_entropy(logits, labels)
+    attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    handles = [
+        m.register_forward_pre_hook(before, prepend=True, with_kwargs=True) for m in attention
+    ]
+    try:
+        with masks_unread():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 from ...errors import CaptureError, Location, PpcError
 from ...ir.spec import Factory, Value
 
@@ -125,9 +127,23 @@ def users_errors(where: Location | None, what: str) -> Iterator[None]:
         yield
     except PpcError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = users_line(error) or where
-        raise CaptureError(f"{what}: {type(error).__name__}: {first_line(error)}", place) from error
+        text = f"{what}: {type(error).__name__}: {first_line(error)}"
+        raise CaptureError(text, place, known_remedy(error)) from error
+
+
+def known_remedy(error: BaseException) -> str | None:
+    """What to write instead, for errors of torch that come from how ppc runs a model."""
+    text = str(error)
+    if "more than 1 value per channel" in text:
+        return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
+    if "Double" in text and torch.get_default_dtype() is torch.float64:
+        return (
+            "precision fp64 made parameters and data float64: let forward take a dtype from them, "
+            "h.to(x.dtype), where it names one"
+        )
+    return None
 
 
 def first_line(error: BaseException) -> str:

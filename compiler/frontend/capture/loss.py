@@ -1,0 +1,79 @@
+"""The spec's loss: found, and what it takes."""
+
+import inspect
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F  # as everyone calls it
+
+from ...errors import CaptureError
+from ...ir.spec import Spec
+from .user import resolve
+
+Loss = Callable[..., torch.Tensor]
+
+
+def find_loss(spec: Spec) -> Loss:
+    """The function that takes the model's output and the fields that feed no input."""
+    name, where = spec.model.loss, spec.at("model.loss")
+    if name == "output":
+        return returned_loss
+    if ":" in name:
+        loss = resolve(name, spec.folder, where)
+    else:
+        loss = cross_entropy if name == "cross_entropy" else getattr(F, name, None)
+    if not callable(loss):
+        what = f"{name} is not callable" if loss else f"{name!r} is not in torch.nn.functional"
+        raise CaptureError(what, where, "or name a function: losses.py:loss")
+    return loss
+
+
+def arguments(loss: Loss) -> tuple[inspect.Parameter, ...]:
+    """What a loss takes after the model's output, by position."""
+    try:
+        taken = list(inspect.signature(loss).parameters.values())
+    except ValueError:  # torch's own functions in C
+        return (inspect.Parameter("target", inspect.Parameter.POSITIONAL_ONLY),)
+    return tuple(p for p in taken[1:] if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def output_name(loss: Loss) -> str:
+    """What a loss calls the model's output: the name of its first argument."""
+    name = next(iter(inspect.signature(loss).parameters))
+    return "output" if name == "input" else name
+
+
+def returned_loss(output: object) -> torch.Tensor:
+    """The loss that a model returns: a scalar, or `.loss` or the first element of its output."""
+    if isinstance(output, Mapping) and "loss" in output:
+        output = output["loss"]
+    elif hasattr(output, "loss"):
+        output = output.loss
+    elif isinstance(output, tuple | list) and output:
+        output = output[0]
+    if not isinstance(output, torch.Tensor) or output.dim() != 0:
+        found = type(output).__name__
+        if isinstance(output, torch.Tensor):
+            found = f"a tensor of shape {list(output.shape)}"
+        raise TypeError(
+            f"the model returned {found}, not a loss; name one in the spec: model: {{loss: ...}}"
+        )
+    return output
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """F.cross_entropy, also for classes in the last dimension, as language models have them.
+
+    Raises ValueError where both readings fit: (batch, n, n) with labels (batch, n).
+    """
+    last = logits.shape[:-1] == labels.shape
+    second = logits.shape[:1] + logits.shape[2:] == labels.shape
+    if last and second and logits.dim() > 2:
+        raise ValueError(
+            f"cross_entropy of {list(logits.shape)} and {list(labels.shape)} could take its "
+            "classes from the second or from the last dimension; "
+            "name a function of your own: losses.py:loss"
+        )
+    if last and logits.dim() > 2:
+        return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+    return F.cross_entropy(logits, labels)
