@@ -229,14 +229,6 @@ def test_a_model_that_treats_one_sample_otherwise(tmp_path, kind, case):
     )
 
 
-def test_what_forward_keeps_is_no_matter_of_size(tmp_path):
-    init = "self.last = 1.0"
-    code = "x = x * self.last\nself.last += 1.0\nreturn self.b(self.a(x))"
-    spec, graph, plan = planned(make_spec(tmp_path, net(code, init), data=data()))
-    with pytest.raises(CaptureError, match="does forward keep something in an attribute"):
-        check.check_capture(spec, graph, plan)
-
-
 cheap = ("dlrm", "frozen", "lstm", "quickstart")
 
 

@@ -53,16 +53,16 @@ Compare = Callable[[Spec, Graph, Sequence[int]], Iterator[Fault]]
 
 
 def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
-    """Compare the graph with the user's model, at the largest and the smallest microbatch: lists of
-    operations, and when it is small the loss, gradients and buffers of two microbatches.
+    """Compare the graph with the user's model, at the largest and the smallest microbatch: loss,
+    gradients and buffers of two microbatches, or lists of operations when the model is large.
 
     Raises CaptureError where they differ.
     """
     sizes = microbatch_sizes(spec, plan)
     with default_dtype(spec.train.precision):
-        fault = compare_pairs(compare_listings, spec, graph, sizes)
-        if fault is None and all(is_small(graph, size) for size in sizes):
-            fault = compare_pairs(compare_numbers, spec, graph, sizes)
+        small = all(is_small(graph, size) for size in sizes)
+        fault = compare_pairs(compare_numbers if small else compare_listings, spec, graph, sizes)
+        fault = fault or next(compare_shapes(spec, graph, sizes), None)
         if fault and fault.size != sizes[0]:
             raise depends_on_size(spec, plan, sizes[0], fault)
     if fault:
@@ -195,10 +195,8 @@ def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator
         changed = sorted(kept(graph) & model.keys())
         run = partial(users_results, training, given, changed)
         expected = list_operations(run, names, built.mode)
-        values: dict[str, object] = {}
-        run = partial(graphs_results, graph, state, given, size, changed, values)
+        run = partial(graphs_results, graph, state, given, size, changed)
         found = list_operations(run, names, built.mode)
-        yield from wrong_shapes(graph, values, size)
         if difference := first_difference(found, expected):
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
 
@@ -214,10 +212,10 @@ def users_results(
 
 def graphs_results(
     graph: Graph, state: Mapping[str, Tensor], given: Mapping[str, Tensor], batch: int,
-    changed: Sequence[str], values: dict[str, object], _: Listing,
+    changed: Sequence[str], _: Listing,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Run the graph: the same. `values` takes every value."""
-    values |= run_ops(graph.ops, graph.canonical, state, given, batch)
+    """Run the graph: the same."""
+    values = run_ops(graph.ops, graph.canonical, state, given, batch)
     loss: Any = values[graph.outputs[0][1]]
     return {"loss": loss} | {name: state[name] for name in changed}
 
@@ -234,8 +232,20 @@ def make_constants(graph: Graph, model: Mapping[str, Tensor]) -> dict[str, tuple
     return found
 
 
-def wrong_shapes(graph: Graph, values: Mapping[str, object], size: int) -> Iterator[Fault]:
+def compare_shapes(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
     """Values that have another shape than the graph says, as `squeeze` makes them of one sample."""
+    built = build_fake(spec)
+    for size in sizes:
+        with built.mode:
+            given = {i.name: make(i.meta, size) for i in graph.inputs}
+            model = dict(state_tensors(built.model))
+            state = model | {n: tensor for n, (_, tensor) in make_constants(graph, model).items()}
+            values = run_ops(graph.ops, graph.canonical, state, given, size)
+        yield from wrong_shapes(graph, values, size)
+
+
+def wrong_shapes(graph: Graph, values: Mapping[str, object], size: int) -> Iterator[Fault]:
+    """Those of one run."""
     for op in graph.ops:
         for name in filter(None, op.outputs):
             value, meta = values[name], graph.values[name]

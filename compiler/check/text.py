@@ -38,8 +38,8 @@ from .stages import arguments, find, key, load, name_results, receive, run_stage
 def check_text(
     spec: Spec, graph: Graph, units: Sequence[Unit], scripts: Sequence[str], *sizes: int
 ) -> None:
-    """Compare the text of every stage with the graph: lists of operations at each size of
-    microbatch, then loss and gradients, or which there are when the model is large.
+    """Compare the text of every stage with the graph at each size of microbatch: loss and
+    gradients, or lists of operations and which gradients there are when the model is large.
 
     Raises InternalError where they differ.
     """
@@ -60,13 +60,16 @@ def compare(
     stages: Sequence[CodeType],
     sizes: Sequence[int],
 ) -> Iterator[str]:
-    """What differs: lists at each size, the rest at the first."""
+    """What differs."""
     try:
+        if is_small(graph, max(sizes)):
+            for size in sizes:
+                yield from compare_numbers(spec, graph, units, stages, size)
+            return
         for size in sizes:
             for unit, code in zip(units, stages, strict=True):
                 yield from compare_listings(graph, unit, code, size)
-        numbers = compare_numbers if is_small(graph, sizes[0]) else compare_gradients
-        yield from numbers(spec, graph, units, stages, sizes[0])
+        yield from compare_gradients(spec, graph, units, stages, sizes[0])
     except InternalError:
         raise
     except Exception as error:  # noqa: BLE001  # of our own text, so it is our bug whatever it is
