@@ -69,8 +69,8 @@ class Writer:
     def value(self) -> str:
         """A value there is, a late one more often."""
         if self.random.random() < 0.6:
-            return self.values[-1]
-        return self.random.choice(self.values)
+            return (self.values or ["x"])[-1]
+        return self.random.choice(self.values or ["x"])
 
     def target(self) -> str:
         name = self.random.choice(names)
@@ -171,7 +171,7 @@ class Writer:
         block, value = self.module("Block(4)"), self.value()
         name = self.target()
         self.lines += ["with torch.no_grad():", f"    {name} = {block}({value}) + 1"]
-        self.assign(f"{name} + {self.random.choice(self.values)}")
+        self.assign(f"{name} + {self.value()}")
 
     def views(self) -> None:
         self.assign(
@@ -210,7 +210,7 @@ class Writer:
             self.statement()
         self.tie()
         trained = self.module("nn.Linear(6, 1)")
-        total = " + ".join(sorted(set(self.values[-3:])))
+        total = " + ".join(sorted(set(self.values[-3:]))) or "x"
         body = [*self.lines, f"return {trained}({total}).square().mean()"]
         return "\n".join(
             [

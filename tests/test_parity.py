@@ -406,3 +406,43 @@ def build():
         PlanError, match=r"stage 1 reads first.weight without gradient, and stage 0"
     ):
         lower(spec, tmp_path)
+
+
+def test_draws_that_nobody_reads(tmp_path, fork_server):
+    """They come before others of the same layer, in the model and in the scripts."""
+    code = """
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.linear(x)
+        nn.functional.dropout(y, 0.5)
+        return x + nn.functional.dropout(y, 0.5) * y
+
+class Unread(nn.Module):
+    def forward(self, x):
+        nn.functional.dropout(x * 2, 0.5)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.noisy, self.unread, self.head = Noisy(), Unread(), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.noisy(x)
+        self.unread(x)
+        return self.head(x)
+
+def build():
+    return Net()
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        data={"source": "random", "samples": 16, "fields": FIELDS},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "cuts": ["head"]},
+    )
+    prove(spec, fork_server)

@@ -175,6 +175,8 @@ class FunctionWriter:
     def returned(self, lines: list[Line]) -> list[Line]:
         """The body with its return: `return f(x)` instead of `y = f(x)` and `return y`."""
         names = [self.scope[value] for value in self.function.results]
+        if not names:
+            return lines
         last = lines[-1] if lines else None
         if last and len(names) == 1 and last.text.startswith(f"{names[0]} = ") and not last.indent:
             return [*lines[:-1], Line(last.text.replace(f"{names[0]} = ", "return ", 1))]

@@ -77,12 +77,14 @@ def gather(graph: Graph, plan: Plan) -> Facts:
 def stage_ops(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[Op, ...], tuple[str, ...]]:
     """The ops that a stage runs, its own and the sunk, and the values that it receives.
 
-    Its own without those that only made what other stages make for themselves.
+    Its own without those that only made what other stages make for themselves. Random ones stay,
+    though nothing reads them: what is drawn after them hangs on it.
     """
     chosen = {
         op.name
         for op in graph.ops
-        if facts.stage_of[op.name] == stage and not facts.free.issuperset(effects(op))
+        if facts.stage_of[op.name] == stage
+        and (op.random or not facts.free.issuperset(effects(op)))
     }
     received: set[str] = set()
     queue = [
