@@ -80,12 +80,8 @@ def stage_ops(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[Op, ...], t
     Its own without those that only made what other stages make for themselves. Random ones stay,
     though nothing reads them: what is drawn after them hangs on it.
     """
-    chosen = {
-        op.name
-        for op in graph.ops
-        if facts.stage_of[op.name] == stage
-        and (op.random or not facts.free.issuperset(effects(op)))
-    }
+    own = (op for op in graph.ops if facts.stage_of[op.name] == stage)
+    chosen = {op.name for op in own if op.random or not facts.free.issuperset(effects(op))}
     received: set[str] = set()
     queue = [
         str(ref)
