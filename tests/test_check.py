@@ -41,7 +41,7 @@ def listing(run):
 
 def test_a_line():
     assert listing(lambda a, _: torch.add(a.t(), 2, alpha=3)) == [
-        "add(a as float32[8, 4 by 1, 8] grad, 2, alpha=3) -> float32[8, 4 by 1, 8]",
+        "add(a as float32[8, 4 by 1, 8] grad, 2, alpha=3) -> float32[8, 4]",
         "result = %0 grad",
     ]
 
@@ -57,6 +57,22 @@ same = {
     "times one": (lambda a, _: (a * 1).exp(), lambda a, _: a.exp()),
     "a copy": (lambda a, _: a.clone()[1].exp(), lambda a, _: a[1].exp()),
     "a copy in another order": (lambda a, _: a.t().contiguous().sum(), lambda a, _: a.t().sum()),
+    "copied before and after a transposition": (
+        lambda a, _: a.view(2, 2, 8).transpose(0, 1).contiguous().transpose(1, 2).sum(),
+        lambda a, _: a.view(2, 2, 8).permute(1, 2, 0).contiguous().sum(),
+    ),
+    "flattened after a copy": (
+        lambda a, _: a.view(2, 2, 8).transpose(0, 1).reshape(4, 8).t().exp(),
+        lambda a, _: a.view(2, 2, 8).permute(2, 1, 0).reshape(8, 4).exp(),
+    ),
+    "cast before and after a part is taken": (
+        lambda a, _: a.t().double()[1].exp(),
+        lambda a, _: a[:, 1].double().exp(),
+    ),
+    "results that lie otherwise": (
+        lambda a, _: a.t().clone(memory_format=torch.contiguous_format).exp().view(4, 8),
+        lambda a, _: a.t().exp().reshape(4, 8),
+    ),
     "an empty piece": (lambda a, _: torch.cat([a, a.new_empty(0)]).exp(), lambda a, _: a.exp()),
     "written whole": (lambda a, b: b.copy_(a).exp(), lambda a, _: a.exp()),
     "dead": (lambda a, _: (torch.arange(1), a.exp())[1:], lambda a, _: (a.exp(),)),
@@ -89,6 +105,30 @@ different = {
     "copied too early": (
         lambda a, _: (b := a.clone(), a.zero_(), b.exp())[2],
         lambda a, _: (a.zero_(), a.clone().exp())[1],
+    ),
+    "flattened in another order": (
+        lambda a, _: a.view(2, 2, 8).transpose(0, 1).reshape(4, 8).exp(),
+        lambda a, _: a.view(2, 2, 8).reshape(4, 8).exp(),
+    ),
+    "no even strides": (
+        lambda a, _: a.t().flatten()[1:6].clone().exp(),
+        lambda a, _: a.t().flatten()[2:7].clone().exp(),
+    ),
+    "other bits": (
+        lambda a, _: a.detach().view(torch.int32)[1].clone().add(2),
+        lambda a, _: a.detach()[1].int().add(2),
+    ),
+    "another part of complex numbers": (
+        lambda a, _: torch.view_as_complex(a.view(4, 4, 2)).clone().imag.exp(),
+        lambda a, _: torch.view_as_complex(a.view(4, 4, 2)).clone().real.exp(),
+    ),
+    "a written part of a copy": (
+        lambda a, _: (b := a[:1].expand(4, 8).clone(), b[0].zero_(), b)[2],
+        lambda a, _: (b := a[:1].expand(4, 8).clone(), b[1].zero_(), b)[2],
+    ),
+    "what a written part leaves": (
+        lambda a, _: (b := a.clone(), b[0].zero_(), b)[2],
+        lambda a, _: (b := a[:1].expand(4, 8).clone(), b[0].zero_(), b)[2],
     ),
     "a written part": (lambda a, _: (a[0].zero_(), a)[1], lambda a, _: (a[1].zero_(), a)[1]),
     "detached": (lambda a, _: a.detach().exp(), lambda a, _: a.exp()),
