@@ -149,7 +149,8 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         args = args[: given_positionals(schema, args)]
         if name == "cat":
             args = (pieces(args[0]), *args[1:])
-        said = [a.name for a in schema.arguments if not is_default(a, kwargs.get(a.name))]
+        told = [a for a in schema.arguments if not a.is_out]  # where a result goes is no operand
+        said = [a.name for a in told if not is_default(a, kwargs.get(a.name))]
         named = [f"{k}={self.show(v)}" for k, v in kwargs.items() if k in said and k not in unsaid]
         return ", ".join([self.show(a) for a in args] + named)
 
@@ -159,7 +160,8 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             return self.operand(value)
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self.show, value))}]"
-        return repr(value)
+        # the result's dtype tells whether 2 and 2.0 differ
+        return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
 
     def operand(self, tensor: Tensor) -> str:
         """A tensor, and whether a gradient goes back through it."""
