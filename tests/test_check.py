@@ -320,7 +320,9 @@ torchs = {
 }
 
 
-@pytest.mark.parametrize("name", torchs)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name == "transformer" else name for name in torchs
+])  # fmt: skip
 def test_modules_by_their_lists_alone(name, tmp_path, monkeypatch):
     monkeypatch.setattr(outcome, "max_elements", 0)
     init, call = torchs[name]
