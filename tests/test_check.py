@@ -41,7 +41,7 @@ def listing(run):
 
 def test_a_line():
     assert listing(lambda a, _: torch.add(a.t(), 2, alpha=3)) == [
-        "add(a as float32[8, 4 by 1, 8] grad, 2, alpha=3) -> float32[8, 4 by 1, 8]",
+        "add(a as float32[8, 4 by 1, 8] grad, 2, alpha=3) -> float32[8, 4]",
         "result = %0 grad",
     ]
 
@@ -54,9 +54,30 @@ same = {
         lambda a, _: a.exp().view(2, 2, 8).relu_().sum(),
         lambda a, _: a.exp().view(2, 2, 8).relu().sum(),
     ),
+    "to a tensor": (
+        lambda a, b: (torch.div(a.detach(), 3, out=(c := b.detach())), c)[1],
+        lambda a, _: a.detach() / 3,
+    ),
+    "a whole number": (lambda a, _: a * 2.0, lambda a, _: a * 2),
     "times one": (lambda a, _: (a * 1).exp(), lambda a, _: a.exp()),
     "a copy": (lambda a, _: a.clone()[1].exp(), lambda a, _: a[1].exp()),
     "a copy in another order": (lambda a, _: a.t().contiguous().sum(), lambda a, _: a.t().sum()),
+    "copied before and after a transposition": (
+        lambda a, _: a.view(2, 2, 8).transpose(0, 1).contiguous().transpose(1, 2).sum(),
+        lambda a, _: a.view(2, 2, 8).permute(1, 2, 0).contiguous().sum(),
+    ),
+    "flattened after a copy": (
+        lambda a, _: a.view(2, 2, 8).transpose(0, 1).reshape(4, 8).t().exp(),
+        lambda a, _: a.view(2, 2, 8).permute(2, 1, 0).reshape(8, 4).exp(),
+    ),
+    "cast before and after a part is taken": (
+        lambda a, _: a.t().double()[1].exp(),
+        lambda a, _: a[:, 1].double().exp(),
+    ),
+    "results that lie otherwise": (
+        lambda a, _: a.t().clone(memory_format=torch.contiguous_format).exp().view(4, 8),
+        lambda a, _: a.t().exp().reshape(4, 8),
+    ),
     "an empty piece": (lambda a, _: torch.cat([a, a.new_empty(0)]).exp(), lambda a, _: a.exp()),
     "written whole": (lambda a, b: b.copy_(a).exp(), lambda a, _: a.exp()),
     "dead": (lambda a, _: (torch.arange(1), a.exp())[1:], lambda a, _: (a.exp(),)),
@@ -89,6 +110,30 @@ different = {
     "copied too early": (
         lambda a, _: (b := a.clone(), a.zero_(), b.exp())[2],
         lambda a, _: (a.zero_(), a.clone().exp())[1],
+    ),
+    "flattened in another order": (
+        lambda a, _: a.view(2, 2, 8).transpose(0, 1).reshape(4, 8).exp(),
+        lambda a, _: a.view(2, 2, 8).reshape(4, 8).exp(),
+    ),
+    "no even strides": (
+        lambda a, _: a.t().flatten()[1:6].clone().exp(),
+        lambda a, _: a.t().flatten()[2:7].clone().exp(),
+    ),
+    "other bits": (
+        lambda a, _: a.detach().view(torch.int32)[1].clone().add(2),
+        lambda a, _: a.detach()[1].int().add(2),
+    ),
+    "another part of complex numbers": (
+        lambda a, _: torch.view_as_complex(a.view(4, 4, 2)).clone().imag.exp(),
+        lambda a, _: torch.view_as_complex(a.view(4, 4, 2)).clone().real.exp(),
+    ),
+    "a written part of a copy": (
+        lambda a, _: (b := a[:1].expand(4, 8).clone(), b[0].zero_(), b)[2],
+        lambda a, _: (b := a[:1].expand(4, 8).clone(), b[1].zero_(), b)[2],
+    ),
+    "what a written part leaves": (
+        lambda a, _: (b := a.clone(), b[0].zero_(), b)[2],
+        lambda a, _: (b := a[:1].expand(4, 8).clone(), b[0].zero_(), b)[2],
     ),
     "a written part": (lambda a, _: (a[0].zero_(), a)[1], lambda a, _: (a[1].zero_(), a)[1]),
     "detached": (lambda a, _: a.detach().exp(), lambda a, _: a.exp()),
@@ -239,6 +284,60 @@ cheap = ("dlrm", "frozen", "lstm", "quickstart")
 def test_specs_by_their_lists_alone(name, monkeypatch):
     monkeypatch.setattr(outcome, "max_elements", 0)
     assert compile(load(SPECS / f"{name}.yaml"))
+
+
+tokens = {"shape": [8], "dtype": "int64", "high": 50}
+small = {
+    "T5": "d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, decoder_start_token_id=0",
+    "Bart": "d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, "
+    "decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, pad_token_id=0",
+    "Llama": "hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", small)
+def test_transformers_by_their_lists_alone(name, tmp_path, monkeypatch):
+    """Capture copies elsewhere than they do, and has masks that they leave to the attention."""
+    monkeypatch.setattr(outcome, "max_elements", 0)
+    model = f"{name}For{'CausalLM' if name == 'Llama' else 'ConditionalGeneration'}"
+    code = f"""
+from transformers import {name}Config, {model}
+def build():
+    return {model}({name}Config(vocab_size=50, {small[name]}))
+"""
+    of_model = {"loss": "output", "inputs": {"input_ids": "input_ids", "labels": "labels"}}
+    fields = {"input_ids": tokens, "labels": tokens}
+    data = {"source": "random", "samples": 8, "fields": fields}
+    assert compile(make_spec(tmp_path, code, model=of_model, data=data))
+
+
+torchs = {
+    "attention": ("nn.MultiheadAttention(8, 2, batch_first=True)", "self.m(h, h, h)[0]"),
+    "encoder": ("nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)", "self.m(h)"),
+    "transformer": ("nn.Transformer(8, 2, 1, 1, 16, batch_first=True)", "self.m(h, h.relu())"),
+    "spectral norm": ("nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))", "self.m(h)"),
+}
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name == "transformer" else name for name in torchs
+])  # fmt: skip
+def test_modules_by_their_lists_alone(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(outcome, "max_elements", 0)
+    init, call = torchs[name]
+    sequences = {"x": {"shape": [4, 5]}, "y": {"shape": [4, 1]}}
+    data = {"source": "random", "samples": 8, "fields": sequences}
+    code = net(f"h = self.a(x)\nreturn self.b({call})", f"self.m = {init}")
+    assert compile(make_spec(tmp_path, code, data=data))
+
+
+def test_a_model_that_is_another_during_export(tmp_path, monkeypatch):
+    """What the user's own lines do then is not taken for the model."""
+    monkeypatch.setattr(outcome, "max_elements", 0)
+    code = net("x = x * 3 if torch.compiler.is_exporting() else x\nreturn self.b(self.a(x))")
+    with pytest.raises(CaptureError, match="the captured graph is not the model"):
+        compile(make_spec(tmp_path, code))
 
 
 of_precision = {

@@ -14,6 +14,7 @@ from ..frontend.capture.batch import Generaliser
 from ..frontend.capture.build import build_fake, build_model, default_dtype, state_tensors
 from ..frontend.capture.capture import trace
 from ..frontend.capture.fields import bind, read_fields
+from ..frontend.capture.private import libraries_export
 from ..frontend.capture.replay import replay
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import location, users_errors
@@ -204,8 +205,9 @@ def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator
 def users_results(
     training: Training, given: Mapping[str, Tensor], changed: Sequence[str], _: Listing
 ) -> dict[str, Tensor]:
-    """Run the user's model: its loss, and what it leaves changed."""
-    loss = training(*given.values())
+    """Run the user's model as it was captured: its loss, and what it leaves changed."""
+    with libraries_export():
+        loss = training(*given.values())
     after = dict(state_tensors(training.model))
     return {"loss": loss} | {name: after[name] for name in changed}
 

@@ -2,20 +2,19 @@
 
 Operations are seen below autograd, where spelling no longer shows. One is a line of text:
 
-    addmm(bias, %3[6, 8], weight[8, 4 by 1, 8]) -> float32[6, 4]
+    addmm(bias, %3, weight as float32[8, 4 by 1, 8]) -> float32[6, 4]
 
 An operand is a parameter or an input by its name, a literal by its numbers, or `%3`, a result of
-operation 3. Behind it stands what it shows of that: shape, strides and offset, unless it is all of
-it as it was made. What only shows a tensor, or equals another one, is no operation of its own; and
-what neither results nor random numbers depend on is left out.
+operation 3. Behind it stands what it shows of that (shown.py), unless it is all of it as it was
+made. What only shows a tensor, or equals another one, is no operation of its own, wherever in
+memory it lies; and what neither results nor random numbers depend on is left out.
 """
 
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,18 +25,22 @@ from torch.utils._pytree import tree_leaves
 from ..frontend.capture.arguments import dtype_name
 from ..frontend.capture.private import is_fake, no_modes, storage_address
 from ..frontend.capture.schema import given_positionals, is_default
+from .operations import copied, draws, pieces, written
+from .shown import (
+    Layout,
+    copy_layout,
+    find,
+    flatten,
+    is_whole,
+    layout_of,
+    text,
+    type_text,
+    typed,
+    walk,
+)
 
 Names = Sequence[tuple[str, Tensor]]
 """What to call the tensors that a computation starts from."""
-
-copying = frozenset(("clone", "_to_copy", "lift_fresh", "lift_fresh_copy"))
-"""Their result equals their first argument."""
-
-reshaping = frozenset(
-    f"aten::{name}_"
-    for name in ("t", "transpose", "squeeze", "unsqueeze", "swapaxes", "detach", "as_strided")
-)
-"""These change what a tensor shows and leave its storage alone."""
 
 unsaid = frozenset(("device", "layout", "pin_memory", "memory_format", "generator"))
 """Arguments that are the machine's, or that the result shows."""
@@ -45,13 +48,14 @@ unsaid = frozenset(("device", "layout", "pin_memory", "memory_format", "generato
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What lies in a storage."""
+    """What lies in a storage: elements of a tensor."""
 
     name: str
-    whole: str
-    """What the tensor shows that it was made with."""
-    equal: str = ""
-    """What that tensor is a copy of."""
+    dtype: torch.dtype
+    layout: Layout
+    """Which element of the tensor lies where."""
+    made: Layout
+    """Where the elements of the tensor lie that the storage was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         """Keeps every storage alive: an address is then given once."""
         for name, tensor in names:
             if storage_address(tensor) not in self.contents:
-                self.put(tensor, Content(name, shown(tensor)))
+                self.put(tensor, made(name, tensor))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -83,45 +87,57 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         arguments = self.arguments(name, func, args, kwargs)  # before some are written
         source = copied(name, args, kwargs)
         result = func(*args, **kwargs)
-        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        results = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
         writes = written(func, args, kwargs)
-        new = [t for t in made if storage_address(t) not in self.contents]
-        if source is not None and source.shape == made[0].shape:
+        new = [t for t in results if storage_address(t) not in self.contents]
+        if source is not None and source.shape == results[0].shape:
             for tensor in writes if name == "copy" else new:
                 self.put_copy(tensor, source)
         elif writes or new:
-            results = ", ".join(map(shown, made or writes))
-            text = f"{name}({arguments}) -> {results}"
-            self.note(text, (*writes, *new), draws=draws(func, args, kwargs))
+            types = ", ".join(map(type_text, results or writes))
+            parts = "".join(self.part(tensor) for tensor in writes if not is_whole(tensor))
+            line = f"{name}({arguments}) -> {types}{parts}"
+            self.note(line, (*writes, *new), draws=draws(func, args, kwargs))
         return result
 
     def seed(self, key: str) -> None:
         """What is drawn from here on follows from a key."""
         self.seeded, self.drawn = f" of {key}", 0
 
-    def note(self, text: str, changed: Sequence[Tensor], *, draws: bool) -> None:
+    def note(self, line: str, changed: Sequence[Tensor], *, draws: bool) -> None:
         """An operation, and that its results lie in the storages that it makes or writes."""
         if draws:
             self.drawn += 1
-            text = f"{text}, draw {self.drawn}{self.seeded}"
+            line = f"{line}, draw {self.drawn}{self.seeded}"
         number = len(self.operations)
-        self.operations.append(Operation(text, draws))
+        self.operations.append(Operation(line, draws))
         for i, tensor in enumerate(changed):
+            content = made(f"%{number}.{i}" if len(changed) > 1 else f"%{number}", tensor)
             before = self.contents.get(storage_address(tensor))
-            part = f".{i}" if len(changed) > 1 else ""
-            whole = before.whole if before and not is_whole(tensor) else shown(tensor)
-            self.put(tensor, Content(f"%{number}{part}", whole))
+            if before and not is_whole(tensor):
+                content = replace(before, name=content.name, layout=before.made)
+            self.put(tensor, content)
+
+    def part(self, tensor: Tensor) -> str:
+        """What an operation that writes a part of a storage leaves of it."""
+        content = self.contents[storage_address(tensor)]
+        runs = sorted(content.made.runs, key=lambda run: -run.stride)
+        rest = walk(content.layout, [r.size for r in runs], [r.memory for r in runs])
+        whole = text(flatten(rest), content.made.shape) if rest else f"{content.layout}"
+        return f" into {place(content.made, tensor)} of {content.name}[{whole}]"
 
     def put_copy(self, tensor: Tensor, source: Tensor) -> None:
         """A copy lies in a tensor's storage."""
-        equal = self.value(source)
-        if shown(source) == shown(tensor) and is_whole(tensor):
-            content = self.contents[storage_address(source)]  # a view of one is one of the other
-        else:
-            if source.dtype != tensor.dtype:
-                equal = f"{dtype_name(tensor.dtype)}({equal})"
-            content = Content(f"copy({equal})", shown(tensor), equal)
-        self.put(tensor, content)
+        content = self.contents[storage_address(source)] if source.numel() else None
+        shown = find(content.layout, source) if content and is_plain(source, content) else None
+        if content is None or shown is None:
+            self.put(tensor, made(f"({self.value(source)})", tensor))
+            return
+        name = content.name
+        if tensor.dtype != content.dtype:
+            name = f"{dtype_name(tensor.dtype)}({name})"
+        layout = copy_layout(content.layout.shape, shown, tensor)
+        self.put(tensor, Content(name, tensor.dtype, layout, layout_of(tensor)))
 
     def put(self, tensor: Tensor, content: Content) -> None:
         self.contents[storage_address(tensor)] = content
@@ -133,7 +149,8 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         args = args[: given_positionals(schema, args)]
         if name == "cat":
             args = (pieces(args[0]), *args[1:])
-        said = [a.name for a in schema.arguments if not is_default(a, kwargs.get(a.name))]
+        told = [a for a in schema.arguments if not a.is_out]  # where a result goes is no operand
+        said = [a.name for a in told if not is_default(a, kwargs.get(a.name))]
         named = [f"{k}={self.show(v)}" for k, v in kwargs.items() if k in said and k not in unsaid]
         return ", ".join([self.show(a) for a in args] + named)
 
@@ -143,7 +160,8 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             return self.operand(value)
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self.show, value))}]"
-        return repr(value)
+        # the result's dtype tells whether 2 and 2.0 differ
+        return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
 
     def operand(self, tensor: Tensor) -> str:
         """A tensor, and whether a gradient goes back through it."""
@@ -151,88 +169,45 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def value(self, tensor: Tensor) -> str:
         """A tensor: which, and what it shows of it."""
-        now = shown(tensor)
+        if not tensor.numel():
+            return f"empty {type_text(tensor)}"
         if storage_address(tensor) not in self.contents:  # it comes from outside
-            self.put(tensor, Content(constant_name(tensor), now))
+            self.put(tensor, made(constant_name(tensor), tensor))
         content = self.contents[storage_address(tensor)]
-        if now == content.whole:
-            return content.equal or content.name
-        return f"{content.name} as {now}"
+        inside = place(content.layout, tensor)
+        if inside == ", ".join(map(str, content.layout.shape)) and is_plain(tensor, content):
+            return content.name
+        return f"{content.name} as {typed(tensor, inside)}"
 
 
-def shown(tensor: Tensor) -> str:
-    """What a tensor shows of its storage: `float32[4, 8]`, and strides and offset where they are
-    not the usual."""
-    sizes, strides, usual = list(tensor.shape), list(tensor.stride()), 1
-    for dim in reversed(range(len(sizes))):
-        if sizes[dim] == 1:
-            strides[dim] = usual  # of one element, any stride will do
-        usual *= sizes[dim]
-    dense = tensor.numel() == 0 or strides == [prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    by = "" if dense else f" by {', '.join(map(str, strides))}"
-    at = f" at {tensor.storage_offset()}" if tensor.storage_offset() else ""
-    bits = " conj" * tensor.is_conj() + " neg" * tensor.is_neg()
-    return f"{dtype_name(tensor.dtype)}[{', '.join(map(str, sizes))}{by}{at}]{bits}"
+def made(name: str, tensor: Tensor) -> Content:
+    """What lies in a storage that was made, or written, for a tensor."""
+    layout = layout_of(tensor)
+    return Content(name, tensor.dtype, layout, layout)
+
+
+def is_plain(tensor: Tensor, content: Content) -> bool:
+    """Whether a tensor shows elements as they are: of another dtype are other bits."""
+    return tensor.dtype == content.dtype and not tensor.is_conj() and not tensor.is_neg()
+
+
+def place(layout: Layout, tensor: Tensor) -> str:
+    """Which elements a tensor shows, or the places in memory of those that have no strides."""
+    shown = find(layout, tensor)
+    if shown:
+        return text(shown, tensor.shape)
+    at = f"{list(tensor.stride())} at {tensor.storage_offset()}"
+    return f"{list(tensor.shape)} by {at} in {layout}"
 
 
 def constant_name(tensor: Tensor) -> str:
     """A tensor that no operation made: a literal by its numbers, else by its shape."""
     if is_fake(tensor):
-        return f"a constant {shown(tensor)}"
+        return f"a constant {type_text(tensor)}"
     with no_modes():
         flat = tensor.detach().contiguous().reshape(-1)
         numbers = flat.view(torch.uint8).numpy().tobytes()
-    return f"literal {zlib.crc32(numbers):08x} {shown(tensor)}"
-
-
-def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The arguments whose storage an operation writes; norms keep quiet about their statistics."""
-    if func.name() in reshaping:
-        return []
-    schema = func._schema.arguments  # noqa: SLF001  # the only way to a schema
-    given = by_name(func, args, kwargs)
-    names = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
-    if given.get("training") or given.get("use_input_stats"):
-        names += [n for n in ("running_mean", "running_var") if n not in names]
-    leaves = tree_leaves([given.get(name) for name in names])
-    return [t for t in leaves if isinstance(t, Tensor)]
-
-
-def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation draws random numbers: attention without dropout, say, does not."""
-    given = by_name(func, args, kwargs)
-    off = given.get("dropout_p") == 0 or False in (given.get("train"), given.get("training"))
-    return torch.Tag.nondeterministic_seeded in func.tags and not off
-
-
-def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """An operation's arguments by the names of its schema."""
-    names = (a.name for a in func._schema.arguments)  # noqa: SLF001  # the only way to a schema
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def copied(name: str, args: Any, kwargs: Mapping[str, object]) -> Tensor | None:
-    """The tensor that an operation's result equals, if shaped like it: canonical graphs leave out
-    `+ 0`, `* 1` and concatenations with an empty tensor, and write what forward assigns to a
-    buffer."""
-    if name in copying:
-        return args[0]  # type: ignore[no-any-return]
-    if name == "copy":
-        return args[1] if is_whole(args[0]) else None
-    if name in ("add", "sub", "mul", "div") and not isinstance(args[1], Tensor) and not kwargs:
-        return args[0] if args[1] == (0 if name in ("add", "sub") else 1) else None
-    full = pieces(args[0]) if name == "cat" else []
-    return full[0] if len(full) == 1 else None
-
-
-def is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor shows all of its storage."""
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-
-
-def pieces(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Those of a concatenation that are not empty."""
-    return [t for t in tensors if t.shape != (0,)]
+    return f"literal {zlib.crc32(numbers):08x} {type_text(tensor)}"
 
 
 def list_operations(

@@ -122,6 +122,27 @@ def masks_unread() -> Iterator[None]:
 
 
 @contextmanager
+def libraries_export() -> Iterator[None]:
+    """Let libraries compute as they do during export, where transformers makes masks that it leaves
+    to the attention else. A user's own line is told the truth: it is to do the same either way."""
+    names = ("is_compiling", "is_exporting")
+    originals = {name: getattr(torch.compiler, name) for name in names}
+
+    def exporting() -> bool:
+        frame = inspect.currentframe()
+        caller = frame and frame.f_back
+        return bool(caller and "site-packages" in caller.f_code.co_filename)
+
+    for name in names:
+        setattr(torch.compiler, name, exporting)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch.compiler, name, original)
+
+
+@contextmanager
 def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
     """Call `refuse` with the class where a user's torch.autograd.Function is applied.
 
