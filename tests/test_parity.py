@@ -446,3 +446,67 @@ def build():
         parallel={"pipeline": 2, "cuts": ["head"]},
     )
     prove(spec, fork_server)
+
+
+def test_a_value_that_is_named_several_times_is_made_once(tmp_path, fork_server):
+    """Though the user's statement makes it in place: its batch norm would count thrice."""
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = nn.Linear(6, 2)
+
+    def attend(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+    def forward(self, x):
+        x = x + self.attend(self.norm(x)[:, None])[:, 0]
+        return self.head(x)
+
+def build():
+    return Net()
+"""
+    data = {"source": "random", "samples": 16, "fields": FIELDS}
+    spec = make_spec(tmp_path, code, data=data)
+    prove(spec, fork_server)
+    write(compile(spec, tmp_path / "out"), tmp_path / "out")
+    assert (tmp_path / "out" / "rank0.py").read_text().count("self.norm(") == 1
+
+
+WRITES = {
+    "rows of an embedding, to a norm": ("nn.Embedding(9, 6, max_norm=1.0)", "self.part(n)"),
+    "a target that is not trained": (
+        "nn.Embedding(9, 6).requires_grad_(False)",
+        "(self.part.weight.mul_(0.9), self.part(n))[1]",
+    ),
+    "nothing, compiled": ("torch.compile(nn.Embedding(9, 6))", "self.part(n)"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_parameter_that_forward_may_write(tmp_path, fork_server, name):
+    made, used = WRITES[name]
+    code = f"""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part = {made}
+        self.mid, self.head = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, n):
+        return self.head(torch.tanh(self.mid({used})))
+
+def build():
+    return Net()
+"""
+    fields = {"n": {"shape": [], "dtype": "int64", "high": 9}, "y": {"shape": [2]}}
+    spec = make_spec(
+        tmp_path,
+        code,
+        data={"source": "random", "samples": 16, "fields": fields},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "schedule": "gpipe"},
+    )
+    prove(spec, fork_server)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ..ir.graph import Graph, Ref, State, TensorMeta
+from ..ir.graph import Graph, Ref, State, TensorMeta, references
 from .expression import Expr, plain
 from .hints import assigned, elements
 from .layout import fits, split_top
@@ -201,12 +201,19 @@ def inlinable(
     """Values that are made by a free item and read just once, in this statement."""
     if any(op.mutates for item in items for op in item.ops if item.call is None):
         return frozenset()
-    reads = Counter(value for item in items for value in item.reads)
+    reads = Counter(value for item in items for value in mentions(item))
     return frozenset(
         item.makes[0]
         for item in free
         if len(item.makes) == 1 and reads[item.makes[0]] == 1 and not outside.get(item.makes[0])
     )
+
+
+def mentions(item: Item) -> list[str]:
+    """What an item reads, as often as its text may name it: `attention(x, x, x)`."""
+    given = [a for _, a in item.call.arguments] if item.call else [item.op.args, *item.op.kwargs]
+    named = [ref.name for ref in references(tuple(given)) if isinstance(ref, Ref)]
+    return named + [value for value in item.reads if value not in named]
 
 
 def wanted_names(

@@ -57,7 +57,9 @@ def assemble(
     canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
     ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
-    refuse_written_parameters(ops, {n for n, f in canonical.items() if not parameters[f].buffer})
+    refuse_written_parameters(
+        ops, {n for n, f in canonical.items() if parameters[f].meta.requires_grad}
+    )
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
@@ -81,9 +83,12 @@ def assemble(
 
 
 def refuse_written_parameters(ops: Sequence[Op], parameters: AbstractSet[str]) -> None:
-    """Raises CaptureError where forward writes to one: microbatches under way need it as it was."""
+    """Raises CaptureError where forward writes to one: microbatches under way need it as it was.
+    The gradient of an embedding does not, so `max_norm` may."""
     memory = storages(ops)
     for op in ops:
+        if op.target == "aten.embedding_renorm_.default":
+            continue
         written = {base for name in op.mutates for base in memory.get(name, {name})}
         for name in sorted(written & parameters):
             raise CaptureError(

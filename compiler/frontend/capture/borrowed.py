@@ -17,7 +17,7 @@ def dissolve_borrowers(raw: Raw) -> Raw:
         return raw
 
     def kept(call: CallId) -> CallId:
-        return next(outer for outer in calls_around(call, raw) if outer not in gone)
+        return next((outer for outer in calls_around(call, raw) if outer not in gone), ("", 0))
 
     return replace(
         raw,
