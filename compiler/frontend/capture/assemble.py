@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -57,9 +56,7 @@ def assemble(
     canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
     ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
-    refuse_written_parameters(
-        ops, {n for n, f in canonical.items() if parameters[f].meta.requires_grad}
-    )
+    refuse_written_parameters(ops, canonical, parameters)
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
@@ -82,20 +79,22 @@ def assemble(
     )
 
 
-def refuse_written_parameters(ops: Sequence[Op], parameters: AbstractSet[str]) -> None:
-    """Raises CaptureError where forward writes to one: microbatches under way need it as it was.
-    The gradient of an embedding does not, so `max_norm` may."""
+def refuse_written_parameters(
+    ops: Sequence[Op], canonical: Mapping[str, str], parameters: Mapping[str, Parameter]
+) -> None:
+    """Raises CaptureError where forward writes to one that is trained: microbatches under way need
+    it as it was. The gradient of an embedding does not, so `max_norm` may."""
     memory = storages(ops)
     for op in ops:
-        if op.target == "aten.embedding_renorm_.default":
-            continue
         written = {base for name in op.mutates for base in memory.get(name, {name})}
-        for name in sorted(written & parameters):
-            raise CaptureError(
-                f"forward writes to the parameter {name}, which other microbatches still need",
-                location(op.where),
-                "compute a changed copy: weight = self.weight.clamp(-1, 1)",
-            )
+        for name in sorted(written & canonical.keys()):
+            trained = parameters[canonical[name]].meta.requires_grad
+            if trained and op.target != "aten.embedding_renorm_.default":
+                raise CaptureError(
+                    f"forward writes to the parameter {name}, which other microbatches still need",
+                    location(op.where),
+                    "compute a changed copy: weight = self.weight.clamp(-1, 1)",
+                )
 
 
 def read_inputs(
