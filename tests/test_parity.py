@@ -510,3 +510,26 @@ def build():
         parallel={"pipeline": 2, "schedule": "gpipe"},
     )
     prove(spec, fork_server)
+
+
+def test_a_part_of_a_sequential_that_is_called_by_itself(tmp_path, fork_server):
+    """Also where a class stands in for an nn.Sequential inside."""
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        inner = nn.Sequential(nn.Linear(6, 6), nn.Sequential())
+        self.parts = nn.Sequential(nn.Sequential(inner, nn.Identity()))
+        self.mid, self.head = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.parts(self.mid(x))
+        return self.head(self.parts[0][0][0](x))
+
+def build():
+    return Net()
+"""
+    prove(
+        make_spec(tmp_path, code, data={"source": "random", "samples": 16, "fields": FIELDS}),
+        fork_server,
+    )

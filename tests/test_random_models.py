@@ -35,7 +35,7 @@ def compile_at_random_cuts(seed: int, folder, monkeypatch) -> None:
         except PlanError:  # a module that begins where the one around it does
             continue
         except CaptureError as error:
-            if "modified by an inplace operation" not in error.message:
+            if not error.message.startswith("the model fails on a microbatch"):
                 raise
             pytest.skip("torch itself cannot train this model")
         target = folder / "scripts" / str(number)

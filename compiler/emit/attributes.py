@@ -62,17 +62,19 @@ class Attributes:
 
     def access(self, path: str) -> str:
         """`self.model.layers["2"].norm` for `model.layers.2.norm`."""
-        text, done = "self", ""
+        text, done, inside = "self", "", False
         for part in path.split("."):
-            kind = self.kind(done) if done else "plain"
-            inside = done in self.holdings
-            if kind == "list" or (inside and part.isdigit()):
+            held = self.holdings.get(done)
+            inside |= held is not None  # of a module whose class is not this one's to know
+            kind = self.kind(done) if done and not inside else "plain"
+            chain = held is not None and held.expr.text.startswith("nn.Sequential(")
+            if kind == "list" or (chain and part.isdigit()):
                 text += f"[{part}]"
             elif kind == "dict":
                 text += f"[{quote(part)}]"
             elif part.isidentifier() and not iskeyword(part):
                 text += f".{part}"
-            else:  # a module list that is called, say
+            else:  # a module list that is called, or a class made of an nn.Sequential
                 text = f"getattr({text}, {quote(part)})"
             done = f"{done}.{part}" if done else part
         return text

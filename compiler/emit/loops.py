@@ -51,9 +51,8 @@ class LoopFinder:
         full = paths[0].rpartition(".")[0]
         container = full.removeprefix(f"{self.base}.") if self.base else full
         keys = [path.rpartition(".")[2] for path in paths]
-        if (
-            self.attributes.kind(container) == "plain"
-            or keys != self.attributes.children[container]
+        if self.attributes.kind(container) == "plain" or keys != self.attributes.children.get(
+            container
         ):
             return None
         seeds = {
