@@ -13,9 +13,9 @@ from torch import nn
 from ppc.errors import CaptureError, RunError
 from ppc.frontend.capture.build import build_model
 from ppc.frontend.capture.capture import capture
+from ppc.frontend.capture.schema import draws
 from ppc.passes.segment import segment
 from ppc.run.reference import run_reference
-from ppc.run.seeding import draws
 from ppc.run.weights import check_recipes, full_state, replay_weights
 
 pytestmark = pytest.mark.torch

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..frontend.capture.arguments import dtype_name
 from ..frontend.capture.private import is_fake, no_modes, storage_address
-from ..frontend.capture.schema import given_positionals, is_default
-from .operations import copied, draws, pieces, written
+from ..frontend.capture.schema import draws, given_positionals, is_default
+from .operations import copied, pieces, written
 from .shown import (
     Layout,
     copy_layout,

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -30,13 +29,6 @@ def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         names += [n for n in ("running_mean", "running_var") if n not in names]
     leaves = tree_leaves([given.get(name) for name in names])
     return [t for t in leaves if isinstance(t, Tensor)]
-
-
-def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an operation draws random numbers: attention without dropout, say, does not."""
-    given = by_name(func, args, kwargs)
-    off = given.get("dropout_p") == 0 or False in (given.get("train"), given.get("training"))
-    return torch.Tag.nondeterministic_seeded in func.tags and not off
 
 
 def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:

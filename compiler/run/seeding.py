@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import RunError
+from ..frontend.capture.schema import draws
 from ..ir.graph import CallId, Graph
 
 
@@ -121,17 +122,9 @@ class DrawCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags and draws(func, args, kwargs):
+        if draws(func, args, kwargs):
             self.seeder.draw()
         return func(*args, **kwargs)
-
-
-def draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation that can draw does: not attention without dropout, nor in evaluation."""
-    schema = func._schema.arguments  # noqa: SLF001  # no public way to ask
-    given = {argument.name: argument.default_value for argument in schema}
-    given |= {**dict(zip(given, args, strict=False)), **kwargs}
-    return given.get("dropout_p", 1) != 0 and given.get("training", True) is not False
 
 
 @contextmanager

@@ -214,7 +214,7 @@ class Converter:
             call=call,
             mutates=self.aliased(node, write=True),
             views=self.aliased(node, write=False),
-            random=torch.Tag.nondeterministic_seeded in target.tags and draws(target, node),
+            random=draws(target, node.args, node.kwargs),
             grad=grad,
             where=f"{frame.file}:{frame.line}" if frame else "",
             statement=number,

@@ -1,6 +1,7 @@
 """What an operation's schema says about a traced node."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -46,14 +47,16 @@ def dropped(schema: torch._C.FunctionSchema, name: str, value: object) -> bool:
     return argument is None or name in ("pin_memory", "layout") or is_default(argument, value)
 
 
-def draws(target: torch._ops.OpOverload, node: Node) -> bool:
-    """Whether an op that can draw random numbers does: not dropout with p = 0, say."""
+def draws(target: Any, args: Iterable[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether an operation draws random numbers as it is called: not dropout with p = 0, say."""
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
     arguments = target._schema.arguments
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
-    given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | dict(node.kwargs)
+    given |= {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
     if given.get("train", True) is False or given.get("training", True) is False:
         return False
     chance = given.get("dropout_p", 1)
     if "train" in given:  # else p is that of a draw, which p = 0 does not spare
         chance = given.get("p", given.get("dropout", chance))
-    return chance != 0
+    return bool(chance != 0)
