@@ -1,11 +1,9 @@
 """The lines between a script's definitions and its training loop, and after it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
 from ..ir.graph import Dim, Graph
 from ..ir.program import Edge, Program
-from ..ir.spec import SGD, AdamW, Spec
 from ..ir.unit import Unit
 from .constants import compared_constants
 from .data import DataView
@@ -13,6 +11,7 @@ from .expression import quote
 from .job import Job, dtypes
 from .layout import wrap
 from .messages import is_general, message_shape, variable
+from .optimizer import optimizer_lines
 
 
 def fact_lines(job: Job, program: Program, data: DataView | None) -> Iterator[str]:
@@ -172,29 +171,6 @@ def show_shape(shape: tuple[int | Dim, ...]) -> str:
     """`(n, 128)`, n being the number of samples."""
     sizes = ", ".join(str(size).replace("batch", "n") for size in shape)
     return f"({sizes}{',' if len(shape) == 1 else ''})"
-
-
-def optimizer_lines(spec: Spec, unit: Unit) -> Iterator[str]:
-    """The optimizer over the stage's parameters, with their names."""
-    if not any(held.trainable for held in unit.state):
-        return
-    form = spec.train.optimizer
-    defaults = AdamW() if isinstance(form, AdamW) else SGD()
-    options = [
-        f"{name}={spell_option(value)}"
-        for name, value in asdict(form).items()
-        if name not in ("name", "lr") and value != getattr(defaults, name)
-    ]
-    cls = "torch.optim.AdamW" if isinstance(form, AdamW) else "torch.optim.SGD"
-    yield from wrap(
-        f"optimizer = {cls}({', '.join(['stage.named_parameters()', 'lr=LR', *options])})", 0
-    )
-
-
-def spell_option(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"({', '.join(map(spell_option, value))})"
-    return repr(value)
 
 
 def finish_lines(program: Program) -> Iterator[str]:

@@ -3,22 +3,22 @@
 Arithmetic, naming and joining happen here; a template shows what it gets.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from ..ir.graph import TensorMeta
-from ..ir.program import Collective, Instruction, Loop, Program
-from ..ir.spec import Spec
+from ..ir.program import Loop, Program
 from ..ir.unit import Unit
 from .classes import Class
 from .constants import training_constants
-from .data import steps_per_epoch, view_data
+from .data import view_data
 from .describe import describe_rank, paragraph
-from .expression import quote
 from .job import Job, dtypes
 from .layout import wrap
 from .lift import lift
+from .loop import loop_lines, view_log
 from .messages import is_general
+from .optimizer import lr_lines, varies, view_clip
 from .start import finish_lines, start_lines
 from .steps import StepWriter
 from .weights import spell_weights
@@ -140,106 +140,3 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "log": view_log(job) if unit.outputs else None,
         "loop": list(loop_lines(job, unit, loop.body, trains=trains)),
     }
-
-
-def varies(spec: Spec) -> bool:
-    """Whether the learning rate is not the same in every step."""
-    schedule = spec.train.lr_schedule
-    return schedule.name != "constant" or bool(schedule.warmup)
-
-
-def lr_lines(spec: Spec) -> Iterator[str]:
-    """The body of lr_at."""
-    schedule = spec.train.lr_schedule
-    if schedule.warmup:
-        yield "if step < WARMUP_STEPS:"
-        yield "    return LR * (step + 1) / WARMUP_STEPS"
-    if schedule.name == "constant":
-        yield "return LR"
-        return
-    done = "(step - WARMUP_STEPS) / (STEPS - WARMUP_STEPS)" if schedule.warmup else "step / STEPS"
-    left = "(1 - {})" if schedule.name == "linear" else "0.5 * (1 + math.cos(math.pi * {}))"
-    left = f"(FINAL + (1 - FINAL) * {left})" if schedule.final else left
-    rate = f"return LR * {left}"
-    if len(rate.format(done)) <= 96:
-        yield rate.format(done)
-    else:
-        yield f"done = {done}"
-        yield rate.format("done")
-
-
-def view_clip(job: Job, unit: Unit) -> dict[str, object]:
-    """Clipping by the norm of the whole model; a tied parameter counts on its first stage."""
-    elsewhere = [
-        h.fqn for h in unit.state if h.trainable and len(h.stages) > 1 and h.stages[0] != unit.stage
-    ]
-    parameters = "stage.parameters()"
-    lines = []
-    if elsewhere:
-        names = ", ".join(map(quote, elsewhere))
-        others = f"!= {names}" if len(elsewhere) == 1 else f"not in ({names})"
-        lines.append(f"counted = [p for name, p in stage.named_parameters() if name {others}]")
-        parameters = "counted"
-    lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
-    if job.plan.world_size > 1:
-        # without gradients the total is on the CPU, whatever the device
-        there = ".to(device)" if job.spec.cluster.device.kind == "cuda" else ""
-        lines.append(f"square = nn.utils.get_total_norm(grads).square(){there}")
-        lines.append('guard("the norm of all gradients", dist.all_reduce, square)')
-        lines += ["norm = square.sqrt()"] if unit.outputs else []
-    else:
-        lines.append("norm = nn.utils.get_total_norm(grads)")
-    norm = "norm" if unit.outputs or job.plan.world_size == 1 else "square.sqrt()"
-    lines.append(f"nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, {norm})")
-    lines += ["return norm"] if unit.outputs else []
-    doc = "Clip by the norm over the whole model: the stages add up their squared norms."
-    if job.plan.world_size == 1:
-        doc = "Clip by the norm over the whole model."
-    return {"doc": doc, "lines": [wrapped for line in lines for wrapped in wrap(line, 4)]}
-
-
-def view_log(job: Job) -> dict[str, object]:
-    sequence = getattr(job.spec.data, "sequence", None)
-    lr = "lr_at(step)" if varies(job.spec) else "LR"
-    steps = job.spec.train.steps
-    return {
-        "norm": job.spec.train.clip_norm is not None,
-        "count": "" if sequence is None else f" * {sequence}",
-        "short": not job.plan.even and job.spec.data.last_batch == "keep",
-        "steps_per_epoch": steps_per_epoch(job.spec.data),
-        "lr": lr,
-        "unit": "samples" if sequence is None else "tokens",
-        "width": len(str(steps)) if steps else 5,
-    }
-
-
-def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: bool) -> Iterator[str]:
-    """The body of the training loop."""
-    batch = "get_batch(step)" if unit.inputs else ""
-    if not job.plan.even:
-        yield "    sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]"
-    yield f"    {'loss = ' if unit.outputs else ''}run_microbatches({batch})"
-    names = {held.canonical: held.fqn for held in unit.state}
-    for item in body:
-        if isinstance(item, Collective) and item.value.startswith("gradient of "):
-            name = names[item.value.removeprefix("gradient of ")]
-            ranks = " and ".join(map(str, item.group))
-            yield f"    # {name} is tied: its gradient is the sum over ranks {ranks}"
-            group = (
-                ""
-                if len(item.group) == job.plan.world_size
-                else f", dist.ReduceOp.SUM, groups[{item.group}]"
-            )
-            yield f"    gradient = stage.get_parameter({quote(name)}).grad"
-            what = quote(f"the gradient of {name}")
-            yield from wrap(f"guard({what}, dist.all_reduce, gradient{group})", 4)
-    clips = job.spec.train.clip_norm is not None
-    if clips:
-        yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"
-    if trains:
-        if varies(job.spec):
-            yield '    optimizer.param_groups[0]["lr"] = lr_at(step)'
-        yield "    optimizer.step()"
-        yield "    optimizer.zero_grad()"
-    if unit.outputs:
-        yield f"    log(step, loss.item(){', norm.item()' if clips else ''})"

@@ -98,6 +98,11 @@ class Plan:
     """Weight versions alive at once."""
 
     @property
+    def replicas(self) -> int:
+        """Ranks that hold a copy of each stage; a rectangular plan has as many of every one."""
+        return len(self.stages[0].mesh.ranks)
+
+    @property
     def world_size(self) -> int:
         return 1 + max(rank for stage in self.stages for rank in stage.mesh.ranks)
 
