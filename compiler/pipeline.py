@@ -58,8 +58,10 @@ def compile(
     """
     job = lower(spec, folder or Path("generated") / spec.name, observe)
     files = render(job, job.graph.saved, copied_modules(spec))
-    scripts = [str(file.text) for file in files[: len(job.programs)]]
-    check_text(spec, job.graph, job.units, scripts, *microbatch_sizes(spec, job.plan))
+    first = job.plan.pipelines()[0]  # replicas run the same stages
+    scripts = [str(files[rank].text) for rank in first]
+    units = tuple(unit for unit in job.units if unit.rank in first)
+    check_text(spec, job.graph, units, scripts, *microbatch_sizes(spec, job.plan))
     return files
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..errors import InternalError
 from ..ir.plan import Plan
 from ..ir.program import (
+    Collective,
     Compute,
     Edge,
     Instruction,
@@ -56,6 +57,11 @@ class StepWriter:
     seeds: bool
 
     @property
+    def reduces(self) -> bool:
+        """Whether replicas sum gradients of this stage in buckets."""
+        return any(isinstance(i, Collective) and i.bucket_bytes for i in step_body(self.program))
+
+    @property
     def is_last(self) -> bool:
         return bool(self.unit.outputs)
 
@@ -67,6 +73,18 @@ class StepWriter:
     def batch(self) -> str:
         """What the microbatches' data is called; "" on a rank that reads none."""
         return self.fields[0] if len(self.fields) == 1 else "batch" if self.fields else ""
+
+    @property
+    def batch_size(self) -> str:
+        """The samples of a step, those of all replicas."""
+        return "sum(sizes)" if self.plan.replicas == 1 else "batch_size"
+
+    @property
+    def share(self) -> str:
+        """What a microbatch's loss is multiplied by."""
+        if not self.plan.even:
+            return f" * (sizes[mb] / {self.batch_size})"
+        return " / MICROBATCHES" if self.plan.replicas == 1 else " / (MICROBATCHES * REPLICAS)"
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -112,13 +130,14 @@ class StepWriter:
                     )
                     yield f"{received[value]} = {received[value]}.permute({inverse})"
             yield from (f"{received[v]}.requires_grad_()" for v, _ in edge.values if v in gradients)
-        key = ['f"{SEED} {step} {mb}"'] if self.seeds else []
+        number = "{mb}" if self.plan.replicas == 1 else "{mb * REPLICAS + REPLICA}"
+        key = [f'f"{{SEED}} {{step}} {number}"'] if self.seeds else []
         call = f"stage({', '.join([*received.values(), *self.fields, *key])})"
         yield from self.compute(call)
         if self.unit.has_backward:
             kept = [received[v] for v in received if v in gradients] + self.sources()
             if self.is_last:
-                kept[-1] += " / MICROBATCHES" if self.plan.even else " * (sizes[mb] / sum(sizes))"
+                kept[-1] += self.share
             yield f"live[mb] = {', '.join(kept)}"
 
     def received(self) -> dict[str, str]:
@@ -131,7 +150,7 @@ class StepWriter:
     def compute(self, call: str) -> Iterator[str]:
         """The stage's call and what follows from its results."""
         if self.is_last:
-            share = "" if self.plan.even else " * sizes[mb] / sum(sizes)"
+            share = "" if self.plan.even else f" * sizes[mb] / {self.batch_size}"
             yield f"loss = {call}"
             yield f"losses.append(loss.detach().double(){share})"
             return
@@ -155,6 +174,9 @@ class StepWriter:
         received = self.received()
         names = [received[t.value] for t in self.unit.receives if t.gradient] + self.sources()
         edges = incoming(self.program, "gradients")
+        if self.reduces:
+            last = "MICROBATCHES" if self.plan.even else "sum(map(bool, sizes))"
+            yield f"reducer.begin(last=mb == {last} - 1)"
         if self.is_last:
             yield f"{', '.join(names)} = live.pop(mb)"
             yield "loss.backward()"
@@ -178,7 +200,7 @@ class StepWriter:
         for edge in edges:
             names = [f"grad_{self.names[value]}" for value, _ in edge.values]
             if len(edges) > 1:
-                names = [f"{name}_from_{edge.source}" for name in names]
+                names = [f"{name}_from_{edge.stages[0]}" for name in names]
             yield self.take(names, edge)
             outputs += [self.names[value] for value, _ in edge.values]
             gradients += names
@@ -208,9 +230,17 @@ class StepWriter:
         for edge in [e for e in self.edges if e.source == self.program.rank]:
             yield f"    {variable(edge, self.program.rank)}.wait()"
         if self.is_last:
-            yield f"    loss = torch.stack(losses).{'mean' if self.plan.even else 'sum'}()"
+            yield f"    loss = {self.step_loss()}"
             yield "    losses.clear()"
             yield "    return loss"
+
+    def step_loss(self) -> str:
+        """The loss of a step, or this replica's part of it."""
+        if self.plan.replicas == 1:
+            return f"torch.stack(losses).{'mean' if self.plan.even else 'sum'}()"
+        if self.plan.even:
+            return "torch.stack(losses).sum() / (MICROBATCHES * REPLICAS)"
+        return "sum(losses, torch.zeros((), dtype=torch.float64, device=device))  # may be none"
 
     def forwards(self, body: Sequence[Instruction]) -> Iterator[str]:
         """A stage with nothing to go back for: its backwards compute nothing and are left out."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ..ir.graph import TensorMeta
-from ..ir.program import Loop, Program
+from ..ir.program import Log, Loop, Program
+from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .classes import Class
 from .constants import training_constants
@@ -19,6 +20,7 @@ from .lift import lift
 from .loop import loop_lines, view_log
 from .messages import is_general
 from .optimizer import lr_lines, varies, view_clip
+from .reducer import view_reducer, view_replica
 from .start import finish_lines, start_lines
 from .steps import StepWriter
 from .weights import spell_weights
@@ -40,12 +42,10 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "manual": manual,
         "rank": program.rank,
         "world_size": plan.world_size,
-        "stage": unit.stage,
+        **view_replica(job, program, unit),
         "microbatches": plan.microbatches,
         "training_constants": training_constants(spec, data, even=plan.even),
-        "default_dtype": ["", "torch.set_default_dtype(torch.float64)"]
-        if spec.train.precision == "fp64"
-        else [],
+        "default_dtype": default_dtype(spec),
         "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
         "seeds": bool(unit.seeds),
         "draws": weights.draws,
@@ -55,13 +55,20 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "data": data and asdict(data),
         "general": is_general(program),
         "uneven": not plan.even,
+        "edges": bool(program.edges),
         "comm": view_comm(job, program) if program.edges else None,
+        "reducer": view_reducer(job, program, unit),
         "steps": asdict(steps.write()),
         **view_update(job, program, unit),
-        "edges": bool(program.edges),
         "start": list(start_lines(job, program, unit, data)),
-        "finish": list(finish_lines(program)),
+        "finish": list(finish_lines(program, distributed=job.plan.world_size > 1)),
     }
+
+
+def default_dtype(spec: Spec) -> list[str]:
+    """The line that makes float64 torch's default; float32 is."""
+    exact = spec.train.precision == "fp64"
+    return ["", "torch.set_default_dtype(torch.float64)"] if exact else []
 
 
 def init_doc(*, draws: bool) -> str:
@@ -134,9 +141,9 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     loop = next(item for item in program.actions if isinstance(item, Loop))
     return {
         "optimizer": {"lr": [f"    {line}" for line in lr_lines(job.spec)]}
-        if varies(job.spec) and (trains or unit.outputs)
+        if varies(job.spec) and (trains or Log() in loop.body)
         else None,
-        "clip": view_clip(job, unit) if job.spec.train.clip_norm is not None else None,
-        "log": view_log(job) if unit.outputs else None,
-        "loop": list(loop_lines(job, unit, loop.body, trains=trains)),
+        "clip": view_clip(job, program, unit) if job.spec.train.clip_norm is not None else None,
+        "log": view_log(job) if Log() in loop.body else None,
+        "loop": list(loop_lines(job, program, unit, loop.body)),
     }

@@ -191,6 +191,7 @@ def build_link(tree: Tree, usual: Link) -> Link:
 def build_parallel(tree: Tree, train: Train, cluster: Cluster | None) -> Parallel:
     """`auto` degrees become numbers here; where to cut is left to the planner."""
     data, cuts = tree.get("data", 1), tree.get("cuts", "auto")
+    recompute = tree.get("recompute", "none")
     pipeline: Any = tree.get("pipeline", "auto")
     if pipeline == "auto" and isinstance(cuts, list):
         pipeline = len(cuts) + 1
@@ -206,6 +207,8 @@ def build_parallel(tree: Tree, train: Train, cluster: Cluster | None) -> Paralle
         schedule=schedule["kind"] if isinstance(schedule, dict) else schedule,
         microbatches=microbatches,
         cuts=tuple(cuts) if isinstance(cuts, list) else cuts,
+        recompute=tuple(recompute) if isinstance(recompute, list) else recompute,
+        sync_batch_norm=tree.get("sync_batch_norm", False),
     )
 
 

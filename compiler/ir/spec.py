@@ -215,6 +215,11 @@ class Parallel:
     """Of each replica; `auto` is 4 for each stage, at most one for each sample."""
     cuts: tuple[str, ...] | Literal["auto"] = "auto"
     """Paths of the modules where stages 1, 2, ... begin."""
+    recompute: tuple[str, ...] | Literal["none", "stage"] = "none"
+    """What the backward computes again: nothing, each stage from what it receives (GPipe, Huang et
+    al. 2019, section 2.3), or the modules at these paths from their inputs."""
+    sync_batch_norm: bool = False
+    """Batch norms look at all replicas' samples of a microbatch number together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

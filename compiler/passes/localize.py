@@ -218,6 +218,9 @@ def make_unit(
     inputs = tuple(i for i in graph.inputs if i.name in read)
     present = {name for op in ops for name in op.outputs if name}
     present |= {t.value for t in receives} | {i.name for i in inputs}
+    outputs = stage_outputs(graph, facts, stage)
+    begins = {value for _, value in outputs} | {t.value for t in sends if t.gradient}
+    back = gradient_operands(graph, facts, ops, begins)
     return Unit(
         stage=stage,
         rank=rank,
@@ -227,13 +230,13 @@ def make_unit(
         receives=receives,
         sends=sends,
         state=tuple(
-            held(graph, plan, facts, read, fqn, stage)
+            held(graph, plan, facts, read, back, fqn, stage)
             for fqn in plan.placements
             if stage in holders(plan, fqn)
         ),
         sunk=frozenset(name for name in names if facts.stage_of[name] != stage),
         seeds=tuple(seed for seed in layer_seeds(graph) if seed[0] in names),
-        outputs=stage_outputs(graph, facts, stage),
+        outputs=outputs,
         calls=whole_calls(graph, names),
     )
 
@@ -244,7 +247,13 @@ def holders(plan: Plan, fqn: str) -> tuple[int, ...]:
 
 
 def held(
-    graph: Graph, plan: Plan, facts: Facts, here: frozenset[str], fqn: str, stage: int
+    graph: Graph,
+    plan: Plan,
+    facts: Facts,
+    here: frozenset[str],
+    back: frozenset[str],
+    fqn: str,
+    stage: int,
 ) -> Held:
     """A parameter under the name by which this stage reads it, and its further names here.
 
@@ -257,7 +266,14 @@ def held(
     if stage == stages[0]:
         mine += [n for n in names if n not in read and n not in mine]
     meta = graph.parameters[fqn].meta
-    return Held(mine[0], fqn, tuple(mine[1:]), stages, trainable=meta.requires_grad)
+    return Held(
+        fqn=mine[0],
+        canonical=fqn,
+        aliases=tuple(mine[1:]),
+        stages=stages,
+        trainable=meta.requires_grad,
+        reached=fqn in back,
+    )
 
 
 def layer_seeds(graph: Graph) -> tuple[tuple[str, str], ...]:

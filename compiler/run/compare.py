@@ -18,9 +18,9 @@ from ..ir.graph import Parameter
 from .observe import Recording, Tensors
 from .reference import Trace
 
-Kind = Literal["recipe", "initial", "loss", "gradient", "parameter", "buffer", "saved"]
+Kind = Literal["recipe", "initial", "loss", "gradient", "parameter", "replica", "buffer", "saved"]
 kinds: tuple[Kind, ...] = (
-    "recipe", "initial", "loss", "gradient", "parameter", "buffer", "saved",
+    "recipe", "initial", "loss", "gradient", "parameter", "replica", "buffer", "saved",
 )  # fmt: skip
 
 
@@ -100,6 +100,8 @@ class Compare:
     losses: Sequence[float]
     """By step, as the scripts logged them."""
     reference: Trace
+    replicas: int
+    """Rank r is of replica r mod replicas."""
     parameters: Mapping[str, Parameter]
     """Of the graph: which names are one tensor, which are buffers, which a state dict has."""
     limit: float
@@ -149,14 +151,26 @@ class Compare:
         for rank in self.ranks:
             if step < len(rank.steps):
                 held.append(rank.steps[step].state)
-                yield from self.state(step, rank.steps[step].state)
+                yield from self.state(step, rank, rank.steps[step].state)
+                yield from self.equal_replicas(step, rank)
             elif not rank.steps:
                 held.append(rank.final)
-                yield from self.state(step, rank.final) if last else ()
+                yield from self.state(step, rank, rank.final) if last else ()
         yield from self.missing("parameter", step, held, self.persistent())
 
-    def state(self, step: int, tensors: Tensors) -> Iterator[Row]:
-        expected, canonical = self.reference.steps[step].state, self.canonical()
+    def equal_replicas(self, step: int, rank: Recording) -> Iterator[Row]:
+        """Replicas of a stage have the same parameters, bit by bit."""
+        first = self.ranks[rank.rank - rank.rank % self.replicas]
+        if first is not rank and step < len(first.steps):
+            canonical = self.canonical()
+            for name, tensor in rank.steps[step].state.items():
+                fqn = canonical.get(name, name)
+                if fqn in self.parameters and not self.parameters[fqn].buffer:
+                    yield measure("replica", step, name, tensor, first.steps[step].state, 0.0)
+
+    def state(self, step: int, rank: Recording, tensors: Tensors) -> Iterator[Row]:
+        buffers = self.reference.buffers[step][rank.rank % self.replicas]
+        expected, canonical = {**self.reference.steps[step].state, **buffers}, self.canonical()
         for name, tensor in self.known(tensors):
             fqn = canonical.get(name, name)
             buffer = fqn in self.parameters and self.parameters[fqn].buffer

@@ -43,6 +43,15 @@ from .weights import check_recipes, full_state, load_weights, replay_weights
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """A step of other programs."""
+
+    gradients: Tensors
+    states: tuple[Tensors, ...]
+    """Parameters and buffers after it, by replica."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """What a training did, by the user's model's names; a tied tensor is under each of its own."""
 
@@ -51,7 +60,9 @@ class Trace:
     losses: tuple[float, ...]
     """Of each step, the mean over its samples."""
     steps: tuple[Step, ...]
-    """Gradients as the optimizer reads them, and all tensors after it."""
+    """Gradients as the optimizer reads them, and all tensors after it, the buffers replica 0's."""
+    buffers: tuple[tuple[Tensors, ...], ...]
+    """Of each step, by replica, after it."""
     untrue: Mapping[str, str]
     """Recipes that do not give what the user's model has -> how they differ."""
 
@@ -62,7 +73,7 @@ def run_reference(
     steps: int | None = None,
     *,
     saved: Mapping[str, Tensor] | None = None,
-    follow: Sequence[Step] = (),
+    follow: Sequence[Followed] = (),
 ) -> Trace:
     """Train for `steps` steps, all by default.
 
@@ -80,8 +91,8 @@ def run_reference(
         initial = full_state(model)
         length = total_steps(spec, samples.count)
         run = train(spec, training, samples, graph, min(steps or length, length), follow)
-        losses, taken = zip(*run, strict=True)
-    return Trace(initial, losses, taken, check_recipes(graph, real, values))
+        losses, taken, buffers = zip(*run, strict=True)
+    return Trace(initial, losses, taken, buffers, check_recipes(graph, real, values))
 
 
 @contextmanager
@@ -101,36 +112,49 @@ def train(
     samples: Samples,
     graph: Graph,
     steps: int,
-    follow: Sequence[Step],
-) -> Iterator[tuple[float, Step]]:
-    """Loss, gradients and new state of each step."""
+    follow: Sequence[Followed],
+) -> Iterator[tuple[float, Step, tuple[Tensors, ...]]]:
+    """Loss, gradients and new state of each step, and its buffers by replica."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
+    replicas = Replicas(model, spec.parallel.data)
     with following(model, graph) as seeder:
         for step in range(steps):
             optimizer.zero_grad()
-            loss = accumulate(spec, training, samples, seeder, step)
+            loss = accumulate(spec, training, samples, seeder, replicas, step)
             if spec.train.clip_norm is not None:
                 clip(model, spec.train.clip_norm)
             gradients = {name: copy(tensor) for name, tensor in live_gradients(model).items()}
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
             step_optimizer(optimizer, spec.train, step, length)
-            yield loss, Step(gradients, full_state(model))
+            yield loss, Step(gradients, full_state(model)), replicas.copies()
             if step < len(follow):
-                overwrite(live_state(model), follow[step].state)
+                overwrite(
+                    dict(model.named_parameters(remove_duplicate=False)), follow[step].states[0]
+                )
+                replicas.overwrite(follow[step].states)
 
 
 def accumulate(
-    spec: Spec, training: Training, samples: Samples, seeder: Seeder, step: int
+    spec: Spec,
+    training: Training,
+    samples: Samples,
+    seeder: Seeder,
+    replicas: "Replicas",
+    step: int,
 ) -> float:
-    """Forward and backward of every microbatch of a step; the step's loss."""
+    """Forward and backward of every microbatch of a step; the step's loss.
+
+    Microbatch i is replica i mod replicas': its batch norms' running statistics are that one's.
+    """
     numbers = samples_of_step(spec, samples.count, step)
     epoch, _ = epoch_of_step(spec, samples.count, step)
     total = 0.0
     parts = microbatches(numbers, spec.parallel.microbatches * spec.parallel.data)
     for index, part in enumerate(parts):
         batch = samples.batch(part, training.binding.fields, epoch)
+        replicas.enter(index % spec.parallel.data)
         with (
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
             seeder.microbatch(spec.train.seed, step, index),
@@ -140,7 +164,41 @@ def accumulate(
         if loss.requires_grad:
             (share * loss).backward()
         total += share * loss.item()
+    replicas.enter(0)
     return total
+
+
+class Replicas:
+    """The buffers of each replica; the model's own are those of the one that was entered last."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        self.model, self.here = model, 0
+        self.buffers = [self.own() for _ in range(count)]
+
+    def own(self) -> dict[str, Tensor]:
+        """Copies of the model's buffers."""
+        named = self.model.named_buffers(remove_duplicate=False)
+        return {name: copy(tensor) for name, tensor in named}
+
+    def enter(self, replica: int) -> None:
+        if replica != self.here:
+            self.buffers[self.here] = self.own()
+            self.load(replica)
+
+    def load(self, replica: int) -> None:
+        overwrite(dict(self.model.named_buffers(remove_duplicate=False)), self.buffers[replica])
+        self.here = replica
+
+    def copies(self) -> tuple[Tensors, ...]:
+        self.buffers[self.here] = self.own()
+        return tuple(dict(buffers) for buffers in self.buffers)
+
+    def overwrite(self, states: Sequence[Tensors]) -> None:
+        """Take over what each replica's state has of them."""
+        self.buffers[self.here] = self.own()
+        for buffers, state in zip(self.buffers, states, strict=True):
+            overwrite(buffers, state)
+        self.load(self.here)
 
 
 def clip(model: nn.Module, norm: float) -> None:
@@ -152,11 +210,6 @@ def clip(model: nn.Module, norm: float) -> None:
 def live_gradients(model: nn.Module) -> dict[str, Tensor]:
     named = model.named_parameters(remove_duplicate=False)
     return {name: p.grad for name, p in named if p.grad is not None}
-
-
-def live_state(model: nn.Module) -> dict[str, Tensor]:
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def overwrite(held: Tensors, values: Tensors) -> None:
