@@ -26,6 +26,7 @@ from .emit.plan_text import PlanPage, make_plan_page
 from .emit.render import render
 from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
+from .frontend.capture.recompute import recompute
 from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
 from .ir.graph import Graph
 from .ir.plan import Plan
@@ -46,7 +47,7 @@ Form = TypeVar("Form")
 Observer = Callable[[str, object], None]
 """Is told the name of each pass and the form that it made."""
 
-passes = ("capture", "segment", "place", "localize", "order", "communicate", "roll")
+passes = ("capture", "segment", "recompute", "place", "localize", "order", "communicate", "roll")
 
 
 def compile(
@@ -75,6 +76,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
 
     graph = checked("capture", capture(spec), verify_graph)  # the batch stays symbolic
     graph = checked("segment", segment(graph), verify_graph)
+    graph = checked("recompute", recompute(spec, graph), verify_graph)
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
     check_capture(spec, graph, plan)

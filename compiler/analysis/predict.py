@@ -10,7 +10,7 @@ from ..ir.schedule import Kind, Schedule
 from ..ir.spec import Spec
 from .cost import Costs
 from .diagram import timing_diagram
-from .memory import measure_memory
+from .memory import measure_memory, reruns
 from .simulate import Clock, simulate
 
 diagram_width = 79
@@ -58,6 +58,9 @@ def read_clock(
         for stage in plan.stages
         for kind, times in ((Kind.F, costs.forward_s), (Kind.B, costs.backward_s))
     }
+    for stage in plan.stages:
+        if reruns(spec, stage.index) and compute[stage.index, Kind.B]:
+            compute[stage.index, Kind.B] += compute[stage.index, Kind.F]
     edges = {edge.name: edge for program in programs for edge in program.edges}
     transfer = {
         name: costs.message_s(

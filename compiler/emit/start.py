@@ -12,6 +12,7 @@ from .job import Job, dtypes
 from .layout import wrap
 from .messages import is_general, message_shape, variable
 from .optimizer import optimizer_lines
+from .recompute import recompute_lines
 from .reducer import reduced_parameters, reduction
 
 
@@ -75,6 +76,7 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     yield "init_weights(stage)"
     yield from tie_lines(job.graph, unit)
     yield from frozen_lines(job.graph, unit)
+    yield from recompute_lines(job, unit)
     if distributed:
         yield from edge_lines(job, program)
         yield from fact_lines(job, program, unit, data)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from ..errors import InternalError
 from ..ir.plan import Plan
 from ..ir.program import (
-    Collective,
     Compute,
     Edge,
     Instruction,
@@ -20,9 +19,9 @@ from ..ir.program import (
 )
 from ..ir.schedule import Kind
 from ..ir.unit import Unit
-from .boundary import free
 from .layout import wrap
-from .messages import in_memory_order, incoming, is_general, outgoing, unpack, variable
+from .messages import variable
+from .microbatch import MicrobatchWriter
 from .pattern import check_pattern
 from .scope import clean_outside
 from .sequence import spell_sequence
@@ -55,11 +54,17 @@ class StepWriter:
     results: tuple[str, ...]
     """What Stage.forward returns."""
     seeds: bool
+    written: frozenset[str] = frozenset()
+    """Inputs that the stage writes over."""
+    norms: bool = False
+    """Whether the stage has batch norms that count."""
 
     @property
-    def reduces(self) -> bool:
-        """Whether replicas sum gradients of this stage in buckets."""
-        return any(isinstance(i, Collective) and i.bucket_bytes for i in step_body(self.program))
+    def microbatch(self) -> MicrobatchWriter:
+        return MicrobatchWriter(
+            self.plan, self.program, self.unit, self.names, self.results,
+            seeds=self.seeds, written=self.written, norms=self.norms,
+        )  # fmt: skip
 
     @property
     def is_last(self) -> bool:
@@ -73,18 +78,6 @@ class StepWriter:
     def batch(self) -> str:
         """What the microbatches' data is called; "" on a rank that reads none."""
         return self.fields[0] if len(self.fields) == 1 else "batch" if self.fields else ""
-
-    @property
-    def batch_size(self) -> str:
-        """The samples of a step, those of all replicas."""
-        return "sum(sizes)" if self.plan.replicas == 1 else "batch_size"
-
-    @property
-    def share(self) -> str:
-        """What a microbatch's loss is multiplied by."""
-        if not self.plan.even:
-            return f" * (sizes[mb] / {self.batch_size})"
-        return " / MICROBATCHES" if self.plan.replicas == 1 else " / (MICROBATCHES * REPLICAS)"
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -106,119 +99,12 @@ class StepWriter:
         return Steps(
             state=state,
             parameters=", ".join(["mb", *self.fields]),
-            forward=tuple(indented(self.forward())),
-            backward=tuple(indented(self.backward())) if has_backward else (),
+            forward=tuple(indented(self.microbatch.forward())),
+            backward=tuple(indented(self.microbatch.backward())) if has_backward else (),
             run_parameters=self.batch,
             run_doc="All microbatches of a step" if any_number else count,
             run=run,
         )
-
-    def forward(self) -> Iterator[str]:
-        """Take, compute, send."""
-        if not self.plan.even:
-            yield "if not sizes[mb]:  # a short last batch may not reach every microbatch"
-            yield "    return"
-        received = self.received()
-        gradients = {t.value for t in self.unit.receives if t.gradient}
-        for edge in incoming(self.program, "activations"):
-            names = [received[value] for value, _ in edge.values]
-            yield self.take(names, edge)
-            for value, meta in edge.values:
-                if meta.order:  # back from the order of memory, in which it was sent
-                    inverse = ", ".join(
-                        str(meta.order.index(dim)) for dim in range(len(meta.order))
-                    )
-                    yield f"{received[value]} = {received[value]}.permute({inverse})"
-            yield from (f"{received[v]}.requires_grad_()" for v, _ in edge.values if v in gradients)
-        number = "{mb}" if self.plan.replicas == 1 else "{mb * REPLICAS + REPLICA}"
-        key = [f'f"{{SEED}} {{step}} {number}"'] if self.seeds else []
-        call = f"stage({', '.join([*received.values(), *self.fields, *key])})"
-        yield from self.compute(call)
-        if self.unit.has_backward:
-            kept = [received[v] for v in received if v in gradients] + self.sources()
-            if self.is_last:
-                kept[-1] += self.share
-            yield f"live[mb] = {', '.join(kept)}"
-
-    def received(self) -> dict[str, str]:
-        """What the values are called that come to this stage: `x_in` where it makes another x."""
-        produced = {self.names[value] for value in self.results if value in self.names}
-        names = {t.value: self.names[t.value] for t in self.unit.receives}
-        taken = produced.union(names.values(), self.fields)
-        return {v: free(f"{n}_in", taken) if n in produced else n for v, n in names.items()}
-
-    def compute(self, call: str) -> Iterator[str]:
-        """The stage's call and what follows from its results."""
-        if self.is_last:
-            share = "" if self.plan.even else f" * sizes[mb] / {self.batch_size}"
-            yield f"loss = {call}"
-            yield f"losses.append(loss.detach().double(){share})"
-            return
-        yield f"{', '.join(self.names[value] for value in self.results)} = {call}"
-        for edge in outgoing(self.program, "activations"):
-            values = ", ".join(in_memory_order(self.names[v], meta) for v, meta in edge.values)
-            yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
-
-    def sources(self) -> list[str]:
-        """Where a backward starts: the loss, or the outputs whose gradients come back."""
-        if self.is_last:
-            return ["loss"]
-        back = dict.fromkeys(t.value for t in self.unit.sends if t.gradient)
-        return [self.names[value] for value in back]
-
-    def backward(self) -> Iterator[str]:
-        """Take the gradients, go back, send the gradients of what was received."""
-        if not self.plan.even:
-            yield "if not sizes[mb]:"
-            yield "    return"
-        received = self.received()
-        names = [received[t.value] for t in self.unit.receives if t.gradient] + self.sources()
-        edges = incoming(self.program, "gradients")
-        if self.reduces:
-            last = "MICROBATCHES" if self.plan.even else "sum(map(bool, sizes))"
-            yield f"reducer.begin(last=mb == {last} - 1)"
-        if self.is_last:
-            yield f"{', '.join(names)} = live.pop(mb)"
-            yield "loss.backward()"
-        elif len(names) == len(edges) == len(edges[0].values) == 1 and not self.multi:
-            yield f"live.pop(mb).backward({variable(edges[0], self.program.rank)}.take(mb))"
-        else:
-            yield f"{', '.join(names)} = live.pop(mb)"
-            yield from self.several(edges)
-        for edge in outgoing(self.program, "gradients"):
-            values = ", ".join(f"{received[value]}.grad" for value, _ in edge.values)
-            yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
-
-    def several(self, edges: Sequence[Edge]) -> Iterator[str]:
-        """Gradients of several outputs, or of one from several stages."""
-        if len(edges) == len(edges[0].values) == 1 and not self.multi:
-            ((value, _),) = edges[0].values
-            gradient = f"{variable(edges[0], self.program.rank)}.take(mb)"
-            yield f"{self.names[value]}.backward({gradient})"
-            return
-        outputs, gradients = [], []
-        for edge in edges:
-            names = [f"grad_{self.names[value]}" for value, _ in edge.values]
-            if len(edges) > 1:
-                names = [f"{name}_from_{edge.stages[0]}" for name in names]
-            yield self.take(names, edge)
-            outputs += [self.names[value] for value, _ in edge.values]
-            gradients += names
-        if len(outputs) == 1:
-            yield f"{outputs[0]}.backward({gradients[0]})"
-        else:
-            pairs = f"({', '.join(outputs)}), ({', '.join(gradients)})"
-            yield f"torch.autograd.backward({pairs})"
-
-    @property
-    def multi(self) -> bool:
-        """Whether messages are lists."""
-        return is_general(self.program)
-
-    def take(self, names: Sequence[str], edge: Edge) -> str:
-        """The next message of an edge, taken apart."""
-        left = unpack(names, multi=self.multi)
-        return f"{left} = {variable(edge, self.program.rank)}.take(mb)"
 
     def run(self, body: Sequence[Instruction]) -> Iterator[str]:
         """The order of a step."""

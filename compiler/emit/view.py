@@ -20,6 +20,7 @@ from .lift import lift
 from .loop import loop_lines, view_log
 from .messages import is_general
 from .optimizer import lr_lines, varies, view_clip
+from .recompute import view_recompute, written_inputs
 from .reducer import view_reducer, view_replica
 from .start import finish_lines, start_lines
 from .steps import StepWriter
@@ -33,9 +34,11 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     data = view_data(spec, plan, unit, job.paths)
     weights = spell_weights(job.graph, unit)
     longer = job.longer[program.rank]
+    again = view_recompute(job, program, unit)
     steps = StepWriter(
-        plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds)
-    )
+        plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
+        written=written_inputs(unit), norms=bool(again["norms"]) and program.rerun,
+    )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
     return {
         "title": title,
@@ -58,6 +61,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "edges": bool(program.edges),
         "comm": view_comm(job, program) if program.edges else None,
         "reducer": view_reducer(job, program, unit),
+        **again,
         "steps": asdict(steps.write()),
         **view_update(job, program, unit),
         "start": list(start_lines(job, program, unit, data)),

@@ -95,7 +95,10 @@ class Plan:
     bucket_bytes: int = 2**22
     """Gradients that the replicas of a stage sum in one message, or a little more."""
     recompute: tuple[str, ...] = ()
-    """Paths of the layers whose activations are computed again in the backward."""
+    """Paths of the modules whose activations are computed again in the backward."""
+    rerun: bool = False
+    """Stages keep only what they receive, and run again before each backward; not one that goes
+    back at once after each forward."""
     versions: int = 1
     """Weight versions alive at once."""
 

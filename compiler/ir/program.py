@@ -144,6 +144,8 @@ class Program:
     """Every group of the job, in that order: each rank takes part in making each."""
     live: int
     """Most microbatches between their F and their B at once."""
+    rerun: bool
+    """Whether a forward keeps only what it is given, and runs again before its backward."""
     actions: tuple[Instruction, ...]
 
     def __str__(self) -> str:

@@ -101,6 +101,7 @@ def make_program(
         edges=tuple(edge for edge in edges if row.rank in (edge.source, edge.target)),
         groups=groups,
         live=row.live,
+        rerun=plan.rerun and row.live > 1 and mine[0].has_backward,
         actions=(steps, Save()) if row.rank == stage.mesh.ranks[0] else (steps,),
     )
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import pipeline
+from ..analysis.memory import reruns
 from ..emit.write import write
 from ..errors import RunError
 from ..frontend.capture.build import build_model
@@ -182,12 +183,13 @@ def spec_of(folder: Path) -> Path:
 
 def count_forwards(spec: Spec, samples: int, steps: int) -> tuple[int, ...]:
     """By rank, how often its stage runs forward in these steps: once for each of its replica's
-    microbatches that has samples."""
+    microbatches that has samples, or twice where it runs again before the backward."""
     data, count = spec.parallel.data, spec.parallel.microbatches
     taken = [samples_of_step(spec, samples, step) for step in range(steps)]
     parts = [len(microbatches(numbers, count * data)) for numbers in taken]
     by_replica = [sum(len(range(r, number, data)) for number in parts) for r in range(data)]
-    return tuple(by_replica * spec.parallel.pipeline)
+    runs = [2 if reruns(spec, stage) else 1 for stage in range(spec.parallel.pipeline)]
+    return tuple(times * number for times in runs for number in by_replica)
 
 
 def run(

@@ -56,6 +56,7 @@ def verify_programs(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit
             incoming = path.target == program.rank
             order[name, incoming] = list(walk.waited[name] if incoming else walk.sent[name])
         check_end(program, step, plan, units)
+        check_rerun(program, plan, units)
     for name, sent in ((name, sent) for (name, incoming), sent in order.items() if not incoming):
         if sent != order.get((name, True)):
             raise InternalError(f"{name}: sent in order {sent}, taken in {order.get((name, True))}")
@@ -146,6 +147,14 @@ def check_end(program: Program, step: Step, plan: Plan, units: tuple[Unit, ...])
             raise fault(program.rank, action, "it is missing at the end of the step")
     if list(found[len(sums) :]) != rest:
         raise fault(program.rank, found[-1], "sums of gradients, norm, update, log: in this order")
+
+
+def check_rerun(program: Program, plan: Plan, units: tuple[Unit, ...]) -> None:
+    """A stage that the plan lets run again does, where it goes back and does not do so at once."""
+    mine = [unit for unit in units if unit.rank == program.rank]
+    wanted = plan.rerun and program.live > 1 and any(unit.has_backward for unit in mine)
+    if program.rerun != wanted:
+        raise fault(program.rank, None, f"rerun is {program.rerun}, not {wanted}")
 
 
 def needed_sums(rank: int, plan: Plan, units: tuple[Unit, ...]) -> list[Instruction]:

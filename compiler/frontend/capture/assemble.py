@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.graph import (
     Arg,
     Call,
@@ -74,9 +74,15 @@ def assemble(
         canonical=canonical,
         names=read_names(raw, training),
         statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},
+        recompute=tuple(raw.checkpoints.paths),
         saved=saved,
-        messages=messages + told,
+        messages=messages + told + tuple(map(kept_checkpoint, raw.checkpoints.lone)),
     )
+
+
+def kept_checkpoint(where: Location | None) -> str:
+    """A word on a checkpoint for which no module stands."""
+    return f"{where}: this checkpoint calls no module: what it computes is kept for the backward"
 
 
 def refuse_written_parameters(

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from ...analysis.cost import Costs
 from ...analysis.dataflow import holders
+from ...analysis.memory import layer_s
 from ...ir.graph import Graph
 from ...ir.plan import Mesh, Placement, Plan, Replicate, Stage
 from ...ir.spec import Random, Spec
@@ -29,7 +30,7 @@ def assemble(graph: Graph, costs: Costs, spec: Spec, starts: Sequence[int]) -> P
                 axes=(("data", data),) if data > 1 else (),
                 ranks=tuple(range(index * data, (index + 1) * data)),
             ),
-            time_s=sum(costs.layer_s[first:stop]),
+            time_s=sum(layer_s(costs, spec, index)[first:stop]),
         )
         for index, (first, stop) in enumerate(pairwise([*starts, len(graph.layers)]))
     )
@@ -40,6 +41,8 @@ def assemble(graph: Graph, costs: Costs, spec: Spec, starts: Sequence[int]) -> P
         microbatches=spec.parallel.microbatches,
         even=is_even(spec),
         bucket_bytes=bucket_bytes[spec.cluster.device.kind],
+        recompute=graph.recompute,
+        rerun=spec.parallel.recompute == "stage",
     )
 
 
