@@ -27,7 +27,14 @@ from .emit.render import render
 from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
 from .frontend.capture.recompute import recompute
-from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
+from .frontend.sources import (
+    copied_modules,
+    data_paths,
+    digest,
+    model_file,
+    script_module,
+    source_name,
+)
 from .ir.graph import Graph
 from .ir.plan import Plan
 from .ir.program import Program
@@ -80,7 +87,8 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
     check_capture(spec, graph, plan)
-    graph = replace(graph, messages=graph.messages + check_mean(spec, graph, plan))
+    told = check_mean(spec, graph, plan.sizes(plan.global_batch))
+    graph = replace(graph, messages=graph.messages + told)
     observe("check", graph)
     units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))
     schedule = checked(
@@ -135,6 +143,7 @@ def make_job(
         hints=hints,
         boundary=name_boundary(units, hints),
         paths=data_paths(spec, folder),
+        weight_module=script_module(spec.model.weight.kind),
     )
 
 

@@ -11,6 +11,7 @@ from .job import Job
 from .layout import wrap
 from .optimizer import varies
 from .reducer import reduction, sum_over
+from .scope import clean_outside
 
 
 def loop_lines(
@@ -21,8 +22,13 @@ def loop_lines(
     trains = any(held.trainable for held in unit.state)
     reduces = reduction(program) is not None
     if not job.plan.even:
-        yield from size_lines(job.plan)
-    yield f"    {'loss = ' if unit.outputs else ''}run_microbatches({batch})"
+        yield from size_lines(job.plan, weighted=job.spec.model.weight.kind != "samples")
+    result = "means" if len(unit.outputs) > 1 else "loss"
+    if unit.outputs and job.spec.model.weight.kind != "samples":
+        yield f"    batch = {batch}"
+        yield "    shares = weigh(batch)"
+        batch = "batch"
+    yield f"    {f'{result} = ' if unit.outputs else ''}run_microbatches({batch})"
     if reduces:
         yield "    reducer.finish()"
     names = {held.canonical: held.fqn for held in unit.state}
@@ -46,26 +52,32 @@ def loop_lines(
     for item in body:
         if isinstance(item, Collective) and item.value == "loss":
             group = sum_over(job.plan, item.group)
-            yield from wrap(f'guard("the loss of a replica", dist.all_reduce, loss{group})', 4)
+            yield from wrap(f'guard("the loss of a replica", dist.all_reduce, {result}{group})', 4)
     if Log() in body:
-        yield f"    log(step, loss.item(){', norm.item()' if clips else ''})"
+        values = "*means.tolist()" if len(unit.outputs) > 1 else "loss.item()"
+        yield f"    log(step, {values}{', norm.item()' if clips else ''})"
 
 
-def size_lines(plan: Plan) -> Iterator[str]:
+def size_lines(plan: Plan, *, weighted: bool) -> Iterator[str]:
     """The sizes of the microbatches, where they differ."""
     if plan.replicas == 1:
         yield "    sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]"
         return
     yield "    parts = samples_of(step).tensor_split(MICROBATCHES * REPLICAS)"
-    yield "    batch_size = sum(map(len, parts))"
+    if not weighted:
+        yield "    batch_size = sum(map(len, parts))"
     yield "    sizes = [len(part) for part in parts[REPLICA::REPLICAS]]"
 
 
-def view_log(job: Job) -> dict[str, object]:
+def view_log(job: Job, unit: Unit) -> dict[str, object]:
     sequence = getattr(job.spec.data, "sequence", None)
     lr = "lr_at(step)" if varies(job.spec) else "LR"
     steps = job.spec.train.steps
     return {
+        "metrics": [
+            {"name": clean_outside(name), "key": quote(name), "label": quote(f" | {name} ")}
+            for name, _ in unit.outputs[1:]
+        ],
         "norm": job.spec.train.clip_norm is not None,
         "count": "" if sequence is None else f" * {sequence}",
         "short": not job.plan.even and job.spec.data.last_batch == "keep",

@@ -14,6 +14,7 @@ from ..ir.plan import Plan
 from ..ir.program import Collective, Edge, Loop, Program
 from ..ir.unit import Unit
 from .boundary import free
+from .mean import Mean
 from .messages import in_memory_order, incoming, is_general, outgoing, unpack, variable
 from .scope import clean_outside
 
@@ -34,6 +35,7 @@ class MicrobatchWriter:
     """Fields of the data that the stage writes over."""
     norms: bool
     """Whether the stage has batch norms that count."""
+    mean: Mean
 
     @property
     def is_last(self) -> bool:
@@ -42,18 +44,6 @@ class MicrobatchWriter:
     @property
     def fields(self) -> list[str]:
         return [clean_outside(i.name) for i in self.unit.inputs]
-
-    @property
-    def batch_size(self) -> str:
-        """The samples of a step, those of all replicas."""
-        return "sum(sizes)" if self.plan.replicas == 1 else "batch_size"
-
-    @property
-    def share(self) -> str:
-        """What a microbatch's loss is multiplied by."""
-        if not self.plan.even:
-            return f" * (sizes[mb] / {self.batch_size})"
-        return " / MICROBATCHES" if self.plan.replicas == 1 else " / (MICROBATCHES * REPLICAS)"
 
     @property
     def reduces(self) -> bool:
@@ -84,7 +74,7 @@ class MicrobatchWriter:
         if self.unit.has_backward and not self.program.rerun:
             kept = self.with_gradient + self.sources()
             if self.is_last:
-                kept[-1] += self.share
+                kept[-1] += self.mean.share
             yield f"live[mb] = {', '.join(kept)}"
 
     def take_activations(self, edge: Edge) -> Iterator[str]:
@@ -117,14 +107,15 @@ class MicrobatchWriter:
         ]
         call = f"stage({', '.join([*self.received().values(), *fields, *key])})"
         if self.is_last:
-            return f"loss = {call}"
+            return f"{', '.join(['loss', *self.mean.metrics])} = {call}"
         return f"{', '.join(self.names[value] for value in self.results)} = {call}"
 
     def pass_on(self) -> Iterator[str]:
         """What follows from the stage's results."""
         if self.is_last:
-            share = "" if self.plan.even else f" * sizes[mb] / {self.batch_size}"
-            yield f"losses.append(loss.detach().double(){share})"
+            if self.mean.weighted:
+                yield "if shares[mb]:"
+            yield from (f"{'    ' * self.mean.weighted}{line}" for line in self.mean.kept)
             return
         for edge in outgoing(self.program, "activations"):
             values = ", ".join(in_memory_order(self.names[v], meta) for v, meta in edge.values)
@@ -157,12 +148,20 @@ class MicrobatchWriter:
             yield from self.several(edges) if edges else self.go_back()
         received = self.received()
         for edge in outgoing(self.program, "gradients"):
-            values = ", ".join(f"{received[value]}.grad" for value, _ in edge.values)
+            names = [received[value] for value, _ in edge.values]
+            if self.is_last and self.mean.weighted:
+                pairs = [f"{n}.grad if shares[mb] else torch.zeros_like({n})" for n in names]
+                values = ", ".join(pairs)
+            else:
+                values = ", ".join(f"{name}.grad" for name in names)
             yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
 
     def go_back(self) -> Iterator[str]:
-        """From the loss."""
-        yield f"(loss{self.share}).backward()" if self.program.rerun else "loss.backward()"
+        """From the loss; a microbatch in which nothing counts may be 0 / 0."""
+        if self.mean.weighted:
+            yield "if shares[mb]:"
+        back = f"(loss{self.mean.share}).backward()" if self.program.rerun else "loss.backward()"
+        yield f"{'    ' * self.mean.weighted}{back}"
 
     def run_again(self) -> Iterator[str]:
         """The forward, from what came in."""

@@ -5,7 +5,7 @@ and so does every backward. `pattern` checks that; it is not assumed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import InternalError
 from ..ir.plan import Plan
@@ -18,8 +18,10 @@ from ..ir.program import (
     unroll,
 )
 from ..ir.schedule import Kind
+from ..ir.spec import Weight
 from ..ir.unit import Unit
 from .layout import wrap
+from .mean import Mean, make_mean
 from .messages import variable
 from .microbatch import MicrobatchWriter
 from .pattern import check_pattern
@@ -58,12 +60,18 @@ class StepWriter:
     """Inputs that the stage writes over."""
     norms: bool = False
     """Whether the stage has batch norms that count."""
+    weight: Weight = field(default_factory=Weight)
+
+    @property
+    def mean(self) -> Mean:
+        received = {self.names[t.value] for t in self.unit.receives}
+        return make_mean(self.plan, self.unit, self.weight, [*received, *self.fields])
 
     @property
     def microbatch(self) -> MicrobatchWriter:
         return MicrobatchWriter(
             self.plan, self.program, self.unit, self.names, self.results,
-            seeds=self.seeds, written=self.written, norms=self.norms,
+            seeds=self.seeds, written=self.written, norms=self.norms, mean=self.mean,
         )  # fmt: skip
 
     @property
@@ -116,17 +124,10 @@ class StepWriter:
         for edge in [e for e in self.edges if e.source == self.program.rank]:
             yield f"    {variable(edge, self.program.rank)}.wait()"
         if self.is_last:
-            yield f"    loss = {self.step_loss()}"
+            result = "means" if self.mean.metrics else "loss"
+            yield f"    {result} = {self.mean.total}"
             yield "    losses.clear()"
-            yield "    return loss"
-
-    def step_loss(self) -> str:
-        """The loss of a step, or this replica's part of it."""
-        if self.plan.replicas == 1:
-            return f"torch.stack(losses).{'mean' if self.plan.even else 'sum'}()"
-        if self.plan.even:
-            return "torch.stack(losses).sum() / (MICROBATCHES * REPLICAS)"
-        return "sum(losses, torch.zeros((), dtype=torch.float64, device=device))  # may be none"
+            yield f"    return {result}"
 
     def forwards(self, body: Sequence[Instruction]) -> Iterator[str]:
         """A stage with nothing to go back for: its backwards compute nothing and are left out."""

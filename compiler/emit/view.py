@@ -18,12 +18,13 @@ from .job import Job, dtypes
 from .layout import wrap
 from .lift import lift
 from .loop import loop_lines, view_log
+from .mean import weigh_lines
 from .messages import is_general
 from .optimizer import lr_lines, varies, view_clip
 from .recompute import view_recompute, written_inputs
 from .reducer import view_reducer, view_replica
 from .start import finish_lines, start_lines
-from .steps import StepWriter
+from .steps import StepWriter, indented
 from .weights import spell_weights
 
 
@@ -38,6 +39,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     steps = StepWriter(
         plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
         written=written_inputs(unit), norms=bool(again["norms"]) and program.rerun,
+        weight=spec.model.weight,
     )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
     return {
@@ -62,6 +64,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "comm": view_comm(job, program) if program.edges else None,
         "reducer": view_reducer(job, program, unit),
         **again,
+        **view_weight(job, unit),
         "steps": asdict(steps.write()),
         **view_update(job, program, unit),
         "start": list(start_lines(job, program, unit, data)),
@@ -118,6 +121,22 @@ def show_meta(meta: TensorMeta) -> str:
     return f"{meta.dtype}[{', '.join(map(str, meta.shape))}]"
 
 
+def view_weight(job: Job, unit: Unit) -> dict[str, object]:
+    """The function that weighs microbatches, on the rank of the loss, and what it imports."""
+    weight, inputs = job.spec.model.weight, job.graph.weight
+    if weight.kind == "samples" or not unit.outputs:
+        return {"weigh": [], "weigh_doc": "", "modules": []}
+    what = "what weight_of says"
+    if weight.kind == "tokens":
+        what = f"tokens of {' and '.join(inputs)} that are not {weight.ignore_index}"
+    module, name = job.weight_module, weight.kind.rpartition(":")[2]
+    return {
+        "weigh": list(indented(weigh_lines(job.plan, unit, weight, inputs))),
+        "weigh_doc": f"Shares of the microbatches in the mean: {what}.",
+        "modules": [] if weight.kind == "tokens" else [f"from {module} import {name} as weight_of"],
+    }
+
+
 def view_comm(job: Job, program: Program) -> dict[str, object]:
     """What the class Edge does on this rank."""
     ahead = [edge.ahead for edge in program.edges if edge.target == program.rank]
@@ -148,6 +167,6 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         if varies(job.spec) and (trains or Log() in loop.body)
         else None,
         "clip": view_clip(job, program, unit) if job.spec.train.clip_norm is not None else None,
-        "log": view_log(job) if Log() in loop.body else None,
+        "log": view_log(job, unit) if Log() in loop.body else None,
         "loop": list(loop_lines(job, program, unit, loop.body)),
     }

@@ -30,6 +30,7 @@ from ..ir.spec import (
     Text,
     Train,
     Value,
+    Weight,
 )
 from .devices import known, unknown_gpu_links
 from .quantity import (
@@ -69,8 +70,13 @@ def build_model(tree: Tree) -> Model:
     return Model(
         factory=Factory(target=tree["factory"], args=build_arguments(tree.get("args", {}))),
         inputs=tuple((name, build_input(name, feed)) for name, feed in named),
+        weight=build_weight(tree.get("weight", {})),
         **pick(tree, "loss"),
     )
+
+
+def build_weight(tree: Any) -> Weight:
+    return Weight(kind=tree) if isinstance(tree, str) else Weight(**tree)
 
 
 def build_input(name: str | None, feed: Any) -> InputSpec:

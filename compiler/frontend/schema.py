@@ -24,7 +24,6 @@ from .document import Complaint, dotted, within
 # Words of the language's plan that no version admits yet: path -> what to do meanwhile.
 planned: Mapping[str, str] = MappingProxyType(
     {
-        "model.weight": "leave it out: the loss is the mean over samples",
         "model.weights": "leave it out: the model's own initialisation is used",
         "model.leaf": "leave it out: every module is captured",
         "data.source=tokens": "source: text, or a Dataset that reads the tokens",

@@ -230,7 +230,9 @@ class Graph:
     ops: tuple[Op, ...]
     values: Mapping[str, TensorMeta]
     outputs: tuple[tuple[str, str], ...]
-    """(name, value): `loss` first."""
+    """(name, value): `loss` first, then metrics."""
+    weight: tuple[str, ...] = ()
+    """Inputs that the weight of a microbatch in the mean follows from; () for its samples."""
     canonical: Mapping[str, str] = field(default_factory=dict)
     """Every name of every parameter and buffer, aliases included -> its key in `parameters`. Ops
     read a tied parameter by the name that the module around them owns."""

@@ -39,6 +39,18 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """What the mean of the loss and of the metrics is over."""
+
+    kind: str = "samples"
+    """`samples`; `tokens`: the elements of a field that are not ignore_index; or a function of the
+    data's fields, by the names of its arguments: `file.py:callable`, `package.module:callable`."""
+    field: str | None = None
+    """Of tokens; None for the one field that the loss takes."""
+    ignore_index: int = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     factory: Factory
     inputs: tuple[tuple[str | None, InputSpec], ...] = ()
@@ -48,6 +60,7 @@ class Model:
     """`output`: the model returns it. Otherwise a function of the model's output and of the data's
     fields that feed no input: a name in torch.nn.functional, `file.py:callable` or
     `package.module:callable`."""
+    weight: Weight = Weight()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,12 +119,9 @@ def effects(op: Op) -> set[str]:
 
 
 def stage_outputs(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[str, str], ...]:
-    """The graph's outputs that a stage makes."""
-    return tuple(
-        (name, value)
-        for name, value in graph.outputs
-        if facts.stage_of[facts.producer[value].name] == stage
-    )
+    """What a stage gives to the job: the loss's gives all, also what earlier stages make."""
+    _, loss = graph.outputs[0]
+    return graph.outputs if facts.stage_of[facts.producer[loss].name] == stage else ()
 
 
 def is_view(graph: Graph, op: Op) -> bool:
@@ -148,7 +145,7 @@ def connect(
     """
     found: list[Transfer] = []
     for target, (ops, received) in reversed(list(enumerate(stages))):
-        begins = {value for _, value in stage_outputs(graph, facts, target)}
+        begins = {value for _, value in stage_outputs(graph, facts, target)[:1]}
         begins |= {t.value for t in found if t.source == target and t.gradient}
         back = gradient_operands(graph, facts, ops, begins)
         refuse_lone_gradients(graph, plan, target, back)
@@ -215,11 +212,12 @@ def make_unit(
     read = frozenset(str(ref) for op in ops for ref in op.operands)
     receives = tuple(t for t in transfers if t.target == stage)
     sends = tuple(t for t in transfers if t.source == stage)
-    inputs = tuple(i for i in graph.inputs if i.name in read)
+    outputs = stage_outputs(graph, facts, stage)
+    weighed = graph.weight if outputs else ()
+    inputs = tuple(i for i in graph.inputs if i.name in read or i.name in weighed)
     present = {name for op in ops for name in op.outputs if name}
     present |= {t.value for t in receives} | {i.name for i in inputs}
-    outputs = stage_outputs(graph, facts, stage)
-    begins = {value for _, value in outputs} | {t.value for t in sends if t.gradient}
+    begins = {value for _, value in outputs[:1]} | {t.value for t in sends if t.gradient}
     back = gradient_operands(graph, facts, ops, begins)
     return Unit(
         stage=stage,

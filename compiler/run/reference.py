@@ -22,10 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..errors import RunError
 from ..frontend.capture.build import build_model, default_dtype
-from ..frontend.capture.fields import bind, read_fields
+from ..frontend.capture.fields import Binding, bind, read_fields
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
+from ..frontend.capture.weight import weigh, weight_fields
 from ..frontend.samples import (
     Samples,
     epoch_of_step,
@@ -52,17 +54,29 @@ class Followed:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A step's gradients before they are clipped, and its results, from one microbatch and from
+    those that the spec asks for."""
+
+    results: Mapping[str, float]
+    gradients: Tensors
+    summed: Tensors
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """What a training did, by the user's model's names; a tied tensor is under each of its own."""
 
     initial: Tensors
     """Parameters, buffers and plain tensors before the first step."""
-    losses: tuple[float, ...]
-    """Of each step, the mean over its samples."""
+    results: tuple[Mapping[str, float], ...]
+    """Of each step, by name: the loss and the metrics, means as the spec weighs them."""
     steps: tuple[Step, ...]
     """Gradients as the optimizer reads them, and all tensors after it, the buffers replica 0's."""
     buffers: tuple[tuple[Tensors, ...], ...]
     """Of each step, by replica, after it."""
+    whole: tuple[Whole, ...]
+    """The first steps with all samples in one microbatch, where that makes no difference."""
     untrue: Mapping[str, str]
     """Recipes that do not give what the user's model has -> how they differ."""
 
@@ -74,8 +88,9 @@ def run_reference(
     *,
     saved: Mapping[str, Tensor] | None = None,
     follow: Sequence[Followed] = (),
+    whole: int = 0,
 ) -> Trace:
-    """Train for `steps` steps, all by default.
+    """Train for `steps` steps, all by default; the first `whole` also with the batch in one go.
 
     Before: `graph` is the spec's, with layers; `saved` has the first values that it has no recipe
     for, those of a new model by default; `follow` is what other programs did. Raises CaptureError
@@ -90,9 +105,10 @@ def run_reference(
         training, samples = make_training(spec, model, binding), read_samples(spec)
         initial = full_state(model)
         length = total_steps(spec, samples.count)
-        run = train(spec, training, samples, graph, min(steps or length, length), follow)
-        losses, taken, buffers = zip(*run, strict=True)
-    return Trace(initial, losses, taken, buffers, check_recipes(graph, real, values))
+        run = train(spec, training, samples, graph, min(steps or length, length), follow, whole)
+        results, taken, buffers, at_once = zip(*run, strict=True)
+    known = tuple(each for each in at_once if each)
+    return Trace(initial, results, taken, buffers, known, check_recipes(graph, real, values))
 
 
 @contextmanager
@@ -113,22 +129,32 @@ def train(
     graph: Graph,
     steps: int,
     follow: Sequence[Followed],
-) -> Iterator[tuple[float, Step, tuple[Tensors, ...]]]:
-    """Loss, gradients and new state of each step, and its buffers by replica."""
+    whole: int,
+) -> Iterator[tuple[Mapping[str, float], Step, tuple[Tensors, ...], Whole | None]]:
+    """Results, gradients and new state of each step, its buffers by replica, and it in one go."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
     replicas = Replicas(model, spec.parallel.data)
     with following(model, graph) as seeder:
         for step in range(steps):
-            optimizer.zero_grad()
-            loss = accumulate(spec, training, samples, seeder, replicas, step)
+            at_once = None
+            if step < whole:
+                model.zero_grad()
+                at_once = accumulate(spec, training, samples, seeder, replicas, step, 1)
+                found = live_gradients(model)
+            model.zero_grad()
+            count = spec.parallel.microbatches * spec.parallel.data
+            results = accumulate(spec, training, samples, seeder, replicas, step, count)
+            compared = None
+            if at_once is not None:
+                compared = Whole(at_once, found, copies(live_gradients(model)))
             if spec.train.clip_norm is not None:
                 clip(model, spec.train.clip_norm)
-            gradients = {name: copy(tensor) for name, tensor in live_gradients(model).items()}
+            gradients = copies(live_gradients(model))
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
             step_optimizer(optimizer, spec.train, step, length)
-            yield loss, Step(gradients, full_state(model)), replicas.copies()
+            yield results, Step(gradients, full_state(model)), replicas.copies(), compared
             if step < len(follow):
                 overwrite(
                     dict(model.named_parameters(remove_duplicate=False)), follow[step].states[0]
@@ -143,15 +169,19 @@ def accumulate(
     seeder: Seeder,
     replicas: "Replicas",
     step: int,
-) -> float:
-    """Forward and backward of every microbatch of a step; the step's loss.
+    count: int,
+) -> Mapping[str, float]:
+    """Forward and backward of a step's `count` microbatches; the means of the loss and the metrics.
 
     Microbatch i is replica i mod replicas': its batch norms' running statistics are that one's.
     """
     numbers = samples_of_step(spec, samples.count, step)
     epoch, _ = epoch_of_step(spec, samples.count, step)
-    total = 0.0
-    parts = microbatches(numbers, spec.parallel.microbatches * spec.parallel.data)
+    parts = microbatches(numbers, count)
+    weights = weights_of(spec, training.binding, samples, parts, epoch)
+    if not sum(weights):
+        raise RunError(f"step {step + 1}: the weights of the batch sum to 0")
+    totals: dict[str, float] = {}
     for index, part in enumerate(parts):
         batch = samples.batch(part, training.binding.fields, epoch)
         replicas.enter(index % spec.parallel.data)
@@ -159,13 +189,28 @@ def accumulate(
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
             seeder.microbatch(spec.train.seed, step, index),
         ):
-            loss = training(*batch)
-        share = len(part) / len(numbers)
-        if loss.requires_grad:
-            (share * loss).backward()
-        total += share * loss.item()
+            results = training(*batch)
+        share = weights[index] / sum(weights)
+        if not share:
+            continue
+        if results[0].requires_grad:
+            (share * results[0]).backward()
+        for name, result in zip(training.names, results, strict=True):
+            totals[name] = totals.get(name, 0.0) + share * float(result.detach())
     replicas.enter(0)
-    return total
+    return totals
+
+
+def weights_of(
+    spec: Spec, binding: Binding, samples: Samples, parts: Sequence[list[int]], epoch: int
+) -> list[float]:
+    """What each microbatch weighs in the means."""
+    fields = weight_fields(spec, binding)
+    batches = (samples.batch(part, fields, epoch) for part in parts)
+    named = (dict(zip(fields, batch, strict=True)) for batch in batches)
+    return [
+        weigh(spec, fields, values, len(part)) for values, part in zip(named, parts, strict=True)
+    ]
 
 
 class Replicas:
@@ -205,6 +250,10 @@ def clip(model: nn.Module, norm: float) -> None:
     """Clip by the norm of all gradients together, that of a tied parameter once."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     nn.utils.clip_grads_with_norm_(model.parameters(), norm, nn.utils.get_total_norm(gradients))
+
+
+def copies(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: copy(tensor) for name, tensor in tensors.items()}
 
 
 def live_gradients(model: nn.Module) -> dict[str, Tensor]:

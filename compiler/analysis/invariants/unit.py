@@ -168,5 +168,5 @@ def leads_to_backward(transfer: Transfer, unit: Unit, memory: Mapping[str, str])
         if op.grad and any(carries(ref.name) for ref in op.operands if isinstance(ref, Ref)):
             reached.update(name for name in op.outputs if name)
             written.update(memory[name] for name in op.mutates)
-    ends = [value for _, value in unit.outputs] + [t.value for t in unit.sends if t.gradient]
+    ends = [value for _, value in unit.outputs[:1]] + [t.value for t in unit.sends if t.gradient]
     return any(map(carries, ends))

@@ -9,12 +9,15 @@ from torch import nn
 from ...errors import Location
 from ...ir.spec import Spec
 from .fields import Binding
-from .loss import Loss, find_loss
+from .loss import Loss, find_loss, take_apart
 from .private import checkpoints_plain, is_fake, masks_unread
 
 
 class Training(nn.Module):
-    """Takes the fields in the binding's order, returns the mean loss over the samples."""
+    """Takes the fields in the binding's order; returns the microbatch's loss and then its metrics,
+    whose names are in `names` then."""
+
+    names: tuple[str, ...] = ("loss",)
 
     def __init__(
         self,
@@ -28,7 +31,7 @@ class Training(nn.Module):
         """Around what a checkpoint of the model's own calls."""
         self.model, self.loss, self.binding, self.where = model, loss, binding, where
 
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
         masks = masks_applied(self.model) if any(map(is_fake, values)) else nullcontext()
         with masks, checkpoints_plain(self.around):
@@ -36,7 +39,9 @@ class Training(nn.Module):
                 *(fields[name] for name in self.binding.positional),
                 **{argument: fields[name] for argument, name in self.binding.keywords.items()},
             )
-        return self.loss(output, *(fields[name] for name in self.binding.loss))
+        results = take_apart(self.loss(output, *(fields[name] for name in self.binding.loss)))
+        self.names = tuple(results)
+        return tuple(results.values())
 
 
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
