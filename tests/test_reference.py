@@ -15,7 +15,7 @@ from ppc.frontend.capture.build import build_model
 from ppc.frontend.capture.capture import capture
 from ppc.frontend.capture.schema import draws
 from ppc.passes.segment import segment
-from ppc.run.reference import run_reference
+from ppc.run.reference import Followed, run_reference
 from ppc.run.weights import check_recipes, full_state, replay_weights
 
 pytestmark = pytest.mark.torch
@@ -217,12 +217,13 @@ def test_following_another_run_each_step_starts_from_its_weights(tmp_path):
     spec = net_spec(tmp_path, optimizer=ADAMW)
     graph = segment(capture(spec))
     free = run_reference(spec, graph)
-    same = run_reference(spec, graph, follow=free.steps)
+    done = [Followed(step.gradients, (step.state,)) for step in free.steps]
+    same = run_reference(spec, graph, follow=done)
     assert same.losses == free.losses
-    other = copy.deepcopy(free.steps)
+    other = copy.deepcopy(done)
     other[1].gradients["blocks.0.up.weight"].mul_(3)
-    other[1].state["norm.running_mean"] += 1
-    other[1].state["blocks.1.up.weight"] += 1
+    other[1].states[0]["norm.running_mean"] += 1
+    other[1].states[0]["blocks.1.up.weight"] += 1
     trace = run_reference(spec, graph, follow=other)
     assert trace.losses[:2] == free.losses[:2]
     assert trace.losses[2] != free.losses[2]
@@ -235,7 +236,7 @@ def test_following_another_run_each_step_starts_from_its_weights(tmp_path):
         parameter.grad = gradients[name]
         optimizer.step()
         if step == 0:
-            parameter.data = other[0].state[name].clone()
+            parameter.data = other[0].states[0][name].clone()
     assert torch.allclose(trace.steps[1].state[name], parameter, rtol=1e-6, atol=1e-7)
     mean = trace.steps[2].state["norm.running_mean"] - free.steps[2].state["norm.running_mean"]
     assert mean.mean().item() == pytest.approx(0.9**2, abs=0.05)  # 1, after two microbatches
