@@ -37,13 +37,14 @@ def build():
     return Net()
 """
 TOKENS = {"dtype": "int64", "high": 11}
+SHARED = "dist.all_reduce(stage.norm.running_mean, dist.ReduceOp.MAX, groups[(0, 1)])"
 ALL, FIRST, LAST = range(4), (0, 1), (2, 3)
 
 FAULTS = {
     "gradients of one stage that are not summed": (
         [(rank, "dist.all_reduce, *args)", "lambda *_: torch.futures.Future(), *args)")
          for rank in LAST]
-        + [(rank, "guard(\"gradients of a replica\", work.wait)", "pass") for rank in LAST],
+        + [(rank, 'guard("gradients of a replica", work.wait)', "pass") for rank in LAST],
         ("gradient", 0),
     ),
     "gradients that are summed twice": (
@@ -104,8 +105,7 @@ FAULTS = {
     ),
     "running statistics that replicas share": (
         [(rank, "    reducer.finish()\n",
-          "    reducer.finish()\n    dist.all_reduce(stage.norm.running_mean, "
-          "dist.ReduceOp.MAX, groups[(0, 1)])\n")
+          f"    reducer.finish()\n    {SHARED}\n")
          for rank in FIRST],
         ("buffer", 0),
     ),

@@ -4,7 +4,6 @@ Rank r is replica r mod `data` of stage r // `data`; microbatch k of a global ba
 k // `data` of replica k mod `data`. Compared in float64, limit 1e-10, if a case does not say so.
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from jobs import make_spec, plant, prove, vary
 from ppc import pipeline
 from ppc.emit.write import write
 from ppc.ir.program import Collective, Loop
+from ppc.run.launch import run_forked
 from ppc.run.verify import verify
 
 pytestmark = pytest.mark.dist
@@ -102,11 +102,21 @@ class Net(nn.Module):
 def build():
     return Net()
 """
+IMAGES = {
+    "samples": 12,
+    "fields": {
+        "images": {"shape": [3, 16, 16]},
+        "labels": {"shape": [], "dtype": "int64", "high": 10},
+    },
+}
+GPT2 = {"layers": 2, "width": 16, "heads": 2, "context": 8, "dropout": 0.1}
 TOKENS = {"dtype": "int64", "high": 11}
 ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.2}
 
 
-def small(folder: Path, code: str = NET, *, model=None, data=None, train=None, replicas=2, **parallel):
+def small(
+    folder: Path, code: str = NET, *, model=None, data=None, train=None, replicas=2, **parallel
+):
     """A net on 22 random samples in batches of 8: the last batch of an epoch has 6."""
     fields = {"x": {"shape": [6]}, "y": {"shape": [2]}}
     if code == TIED:
@@ -230,7 +240,9 @@ def test_float32(tmp_path, fork_server):
 @pytest.mark.parametrize("stages", [1, 3])
 def test_weights_of_several_dtypes(tmp_path, fork_server, wide, stages):
     cuts = {"cuts": ["wide", "last"]} if stages == 3 else {}
-    code = MIXED.replace("{wide}", wide).replace("{real}", "real" if "complex" in wide else "float()")
+    code = MIXED.replace("{wide}", wide).replace(
+        "{real}", "real" if "complex" in wide else "float()"
+    )
     spec = small(tmp_path, code, pipeline=stages, **cuts)
     prove(spec, fork_server, exact=False, steps=2)
 
@@ -258,3 +270,47 @@ def test_the_first_steps_of_a_folder(tmp_path, fork_server, steps):
     found = verify(scripts_of(spec), steps=steps, fork_server=fork_server, timeout_s=60)
     assert found.ok, str(found)
     assert sum(row.kind == "loss" for row in found.rows) == steps
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "data", "stages"),
+    [
+        ("resnet18", {"width": 4}, IMAGES, 2),
+        ("dlrm", {}, {}, 2),
+        ("gpt_tied", {"layers": 2, "width": 16, "heads": 2}, {}, 3),
+        pytest.param("gpt2", GPT2, {"sequence": 8}, 2, marks=pytest.mark.slow),
+        pytest.param("lstm", {"width": 16}, {"sequence": 8}, 3, marks=pytest.mark.slow),
+        pytest.param("frozen", {}, IMAGES, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model(tmp_path, fork_server, name, args, data, stages):
+    parallel = {"pipeline": stages, "data": 2, "microbatches": 2}
+    spec = vary(tmp_path, name, args, data=data, train={"global_batch": 6}, parallel=parallel)
+    prove(spec, fork_server, steps=2)
+
+
+@pytest.mark.slow
+def test_the_quickstart_under_torchrun(tmp_path):
+    args = {"layers": 2, "width": 32, "heads": 2, "context": 16}
+    data, train = {"sequence": 16}, {"global_batch": 16}
+    parallel = {"pipeline": 2, "data": 2, "microbatches": 2}
+    spec = vary(tmp_path, "quickstart", args, data=data, train=train, parallel=parallel)
+    prove(spec, None, steps=3)
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_rank_that_is_lost_ends_the_others(tmp_path, fork_server, victim):
+    """Soon, and they say who they are, in which step, and what they have lost."""
+    folder = scripts_of(small(tmp_path, data={"last_batch": "drop"}))
+    loop = "for step in range(STEPS):\n"
+    die = f"{loop}    if step == 1:\n        os.kill(os.getpid(), 9)\n"
+    plant(folder / f"rank{victim}.py", loop, die)
+    result = run_forked(folder, 4, timeout_s=60, server=fork_server)
+    assert not result.ok
+    assert not result.timed_out
+    assert result.seconds < 8
+    assert result.explain().startswith(f"rank {victim} of 4 ranks failed first, ended by SIGKILL")
+    for rank, other in enumerate(result.ranks):
+        if rank != victim:
+            who = f"rank {rank}, stage {rank // 2}, replica {rank % 2}, step 2: lost "
+            assert who in other.stderr, other.stderr
