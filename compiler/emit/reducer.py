@@ -27,6 +27,14 @@ def reduction(program: Program) -> Collective | None:
     return next(sums, None)
 
 
+def padded(job: Job, unit: Unit) -> list[str]:
+    """Parameters on several stages whose gradients are summed though a replica without samples
+    makes none: they start, and stay, as zeros."""
+    if job.plan.even or job.plan.replicas == 1:
+        return []
+    return [held.fqn for held in unit.state if held.trainable and len(held.stages) > 1]
+
+
 def spell_group(plan: Plan, group: tuple[int, ...]) -> str:
     """A process group; that of all ranks is torch's default."""
     return "None" if len(group) == plan.world_size else f"groups[{group}]"
