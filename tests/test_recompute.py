@@ -141,7 +141,7 @@ def build():
     assert message.endswith(
         "this checkpoint calls no module: what it computes is kept for the backward"
     )
-    assert "net.py:13" in message
+    assert "net.py:14" in message
 
 
 def test_less_is_kept(tmp_path: Path) -> None:
@@ -197,33 +197,46 @@ def test_state_that_would_be_written_twice_is_refused(tmp_path: Path) -> None:
     assert caught.value.where.line == 12
 
 
+WRITING = """
+class First(nn.Module):
+    def forward(self, x):
+        x[:, :2] += 1
+        return x * 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.a, self.b = First(), nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(self.first(x))))
+
+
+def build():
+    return Net()
+"""
+
+
 def test_a_module_that_writes_over_what_it_is_given_is_refused(tmp_path: Path) -> None:
-    code = (
-        COUNTING.replace("self.count += 1", "x = x * 2")
-        .replace("self.b(torch.tanh(self.a(x)))", "self.b(self.act(self.a(x)))")
-        .replace(
-            'self.register_buffer("count", torch.zeros(()))', "self.act = nn.ReLU(inplace=True)"
-        )
-    )
-    spec = job(tmp_path, code, microbatches=2, recompute=["act"])
-    with pytest.raises(CaptureError, match="act writes over what it is given"):
+    spec = job(tmp_path, WRITING, microbatches=2, recompute=["first"])
+    with pytest.raises(CaptureError, match="first writes over what it is given") as caught:
         lower(spec, tmp_path)
+    assert caught.value.where.line == 7
 
 
-def test_data_that_a_stage_writes_over_is_given_as_a_copy(tmp_path: Path, fork_server) -> None:
-    code = COUNTING.replace("self.count += 1", "x.mul_(2).add_(1)").replace(
-        'self.register_buffer("count", torch.zeros(()))', "pass"
-    )
-    spec = job(tmp_path, code, microbatches=3, schedule="gpipe", recompute="stage")
+def test_data_that_a_stage_writes_over_is_the_same_the_second_time(
+    tmp_path: Path, fork_server
+) -> None:
+    spec = job(tmp_path, WRITING, microbatches=3, schedule="gpipe", recompute="stage")
     prove(spec, fork_server)
-    assert ".clone()" in str(compile(spec, tmp_path / "out")[0].text)
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "kinds"),
     [
         ("norm.momentum, norm.num_batches_tracked = 0.0, None", "pass", {"buffer"}),
-        ('{mb}"', '"', {"loss", "gradient", "parameter"}),
+        ('{mb}"', '"', {"loss", "gradient"}),
     ],
     ids=["statistics counted twice", "masks without the microbatch"],
 )

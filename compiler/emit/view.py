@@ -21,7 +21,7 @@ from .loop import loop_lines, view_log
 from .mean import weigh_lines
 from .messages import is_general
 from .optimizer import lr_lines, varies, view_clip
-from .recompute import view_recompute, written_inputs
+from .recompute import view_recompute
 from .reducer import view_reducer, view_replica
 from .start import finish_lines, start_lines
 from .steps import StepWriter, indented
@@ -38,7 +38,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     again = view_recompute(job, program, unit)
     steps = StepWriter(
         plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
-        written=written_inputs(unit), norms=bool(again["norms"]) and program.rerun,
+        norms=bool(again["norms"]) and program.rerun,
         weight=spec.model.weight,
     )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
