@@ -19,6 +19,7 @@ from .analysis.predict import predict, step_s
 from .check.capture import check_capture, microbatch_sizes
 from .check.mean import check_mean
 from .check.text import check_text
+from .check.update import check_update
 from .emit.boundary import name_boundary
 from .emit.hints import name_values
 from .emit.job import Job
@@ -26,7 +27,14 @@ from .emit.plan_text import PlanPage, make_plan_page
 from .emit.render import render
 from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
-from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
+from .frontend.sources import (
+    copied_modules,
+    course_module,
+    data_paths,
+    digest,
+    model_file,
+    source_name,
+)
 from .ir.graph import Graph
 from .ir.plan import Plan
 from .ir.program import Program
@@ -75,6 +83,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     graph = checked("segment", segment(graph), verify_graph)
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
+    check_update(spec, graph, plan)
     check_capture(spec, graph, plan)
     graph = replace(graph, messages=graph.messages + check_mean(spec, graph, plan))
     observe("check", graph)
@@ -131,6 +140,7 @@ def make_job(
         hints=hints,
         boundary=name_boundary(units, hints),
         paths=data_paths(spec, folder),
+        course=course_module(spec),
     )
 
 

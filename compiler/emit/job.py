@@ -36,3 +36,5 @@ class Job:
     boundary: Mapping[str, str]
     paths: tuple[str, ...]
     """The data's files as the scripts find them."""
+    course: str
+    """The module of a learning rate's own callable as the scripts import it; "" without one."""

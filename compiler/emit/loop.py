@@ -8,7 +8,7 @@ from .data import steps_per_epoch
 from .expression import quote
 from .job import Job
 from .layout import wrap
-from .optimizer import varies
+from .optimizer import rate_lines, varies
 
 
 def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: bool) -> Iterator[str]:
@@ -35,8 +35,10 @@ def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: boo
     if clips:
         yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"
     if trains:
+        if job.spec.train.clip_value is not None:
+            yield "    nn.utils.clip_grad_value_(stage.parameters(), MAX_VALUE)"
         if varies(job.spec):
-            yield '    optimizer.param_groups[0]["lr"] = lr_at(step)'
+            yield from rate_lines(job, unit)
         yield "    optimizer.step()"
         yield "    optimizer.zero_grad()"
     if unit.outputs:

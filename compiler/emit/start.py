@@ -63,7 +63,7 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
         yield from check_lines()
     if program.groups:
         yield from group_lines(program)
-    yield from optimizer_lines(job.spec, unit)
+    yield from optimizer_lines(job, unit)
     if unit.outputs:
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"

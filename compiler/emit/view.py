@@ -18,7 +18,7 @@ from .layout import wrap
 from .lift import lift
 from .loop import loop_lines, view_log
 from .messages import is_general
-from .optimizer import lr_lines, varies, view_clip
+from .optimizer import view_clip, view_course
 from .start import finish_lines, start_lines
 from .steps import StepWriter
 from .weights import spell_weights
@@ -133,9 +133,7 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     trains = any(held.trainable for held in unit.state)
     loop = next(item for item in program.actions if isinstance(item, Loop))
     return {
-        "optimizer": {"lr": [f"    {line}" for line in lr_lines(job.spec)]}
-        if varies(job.spec) and (trains or unit.outputs)
-        else None,
+        **view_course(job, unit, needed=trains or bool(unit.outputs)),
         "clip": view_clip(job, unit) if job.spec.train.clip_norm is not None else None,
         "log": view_log(job) if unit.outputs else None,
         "loop": list(loop_lines(job, unit, loop.body, trains=trains)),

@@ -35,9 +35,9 @@ from ..frontend.samples import (
     total_steps,
 )
 from ..ir.graph import Graph
-from ..ir.spec import Spec
+from ..ir.spec import Spec, Train
 from .observe import Step, Tensors, copy
-from .optimize import make_optimizer, step_optimizer
+from .optimize import make_course, make_optimizer, step_optimizer
 from .seeding import Seeder, following
 from .weights import check_recipes, full_state, load_weights, replay_weights
 
@@ -106,16 +106,16 @@ def train(
     """Loss, gradients and new state of each step."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
+    course = make_course(spec, length)
     with following(model, graph) as seeder:
         for step in range(steps):
             optimizer.zero_grad()
             loss = accumulate(spec, training, samples, seeder, step)
-            if spec.train.clip_norm is not None:
-                clip(model, spec.train.clip_norm)
+            clip(model, spec.train)
             gradients = {name: copy(tensor) for name, tensor in live_gradients(model).items()}
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
-            step_optimizer(optimizer, spec.train, step, length)
+            step_optimizer(optimizer, course, step)
             yield loss, Step(gradients, full_state(model))
             if step < len(follow):
                 overwrite(live_state(model), follow[step].state)
@@ -143,10 +143,16 @@ def accumulate(
     return total
 
 
-def clip(model: nn.Module, norm: float) -> None:
-    """Clip by the norm of all gradients together, that of a tied parameter once."""
+def clip(model: nn.Module, train: Train) -> None:
+    """Clip by the norm of all gradients together, that of a tied parameter once, or each element
+    by itself."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    nn.utils.clip_grads_with_norm_(model.parameters(), norm, nn.utils.get_total_norm(gradients))
+    if train.clip_norm is not None:
+        norm = nn.utils.get_total_norm(gradients)
+        nn.utils.clip_grads_with_norm_(model.parameters(), train.clip_norm, norm)
+    if train.clip_value is not None:
+        for gradient in gradients:
+            gradient.clamp_(-train.clip_value, train.clip_value)
 
 
 def live_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -164,4 +170,5 @@ def overwrite(held: Tensors, values: Tensors) -> None:
     with torch.no_grad():
         for name, tensor in held.items():
             if name in values and values[name].shape == tensor.shape:
-                tensor.copy_(values[name])
+                value = values[name]
+                tensor.copy_(value.sparse_mask(tensor.coalesce()) if tensor.is_sparse else value)
