@@ -86,6 +86,12 @@ def test_auto_without_a_usable_cluster_is_no_crash(read):
         read(short.replace("devices_per_node: 2", "devices_per_node: 0"))
 
 
+grouped = (
+    "optimizer: {name: adamw, eps: 0.5, groups: "
+    "[{params: '*.bias', eps: 1e-8}, {params: [a.*, b.*], lr: 1e-3, eps: 0.5}]}"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -101,8 +107,7 @@ def test_auto_without_a_usable_cluster_is_no_crash(read):
             Optimizer(name="SGD", options={"momentum": 0.9, "nesterov": True}),
         ),
         (
-            "optimizer: {name: adamw, eps: 0.5, groups: "
-            "[{params: '*.bias', eps: 1e-8}, {params: [a.*, b.*], lr: 1e-3, eps: 0.5}]}",
+            grouped,
             Optimizer(
                 options={"eps": 0.5},
                 groups=(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from ..ir.spec import LrSchedule, Optimizer, Spec
 from .data import DataView
 from .expression import number, plain
+from .layout import width, wrap
 
 
 def training_constants(spec: Spec, data: DataView | None, *, even: bool) -> list[str]:
@@ -15,7 +16,7 @@ def training_constants(spec: Spec, data: DataView | None, *, even: bool) -> list
     return [
         together(lengths),
         *size,
-        together(rates),
+        *in_lines(rates, course_constants(spec.train.lr_schedule)),
         f"TIMEOUT = {timeout}  # of any wait on another rank",
         *(data.constants if data else ()),
     ]
@@ -61,6 +62,14 @@ def course_constants(course: LrSchedule) -> dict[str, str]:
     if course.name == "step":
         found |= {"EVERY": str(course.every), "GAMMA": literal(course.gamma)}
     return found
+
+
+def in_lines(values: Mapping[str, str], apart: Mapping[str, str]) -> list[str]:
+    """All in one line if it fits, else some in one of their own."""
+    if len(together(values)) <= width or not apart:
+        return ["\n".join(wrap(together(values), 0))]
+    rest = {name: value for name, value in values.items() if name not in apart}
+    return ["\n".join(wrap(together(rest), 0)), together(apart)]
 
 
 def together(values: Mapping[str, str]) -> str:

@@ -36,7 +36,9 @@ def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: boo
         yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"
     if trains:
         if job.spec.train.clip_value is not None:
-            yield "    nn.utils.clip_grad_value_(stage.parameters(), MAX_VALUE)"
+            yield "    for parameter in stage.parameters():"
+            yield "        if parameter.grad is not None:"
+            yield "            parameter.grad.clamp_(-MAX_VALUE, MAX_VALUE)"
         if varies(job.spec):
             yield from rate_lines(job, unit)
         yield "    optimizer.step()"

@@ -9,7 +9,7 @@ from .constants import compared_constants
 from .data import DataView
 from .expression import quote
 from .job import Job, dtypes
-from .layout import wrap
+from .layout import width, wrap
 from .messages import is_general, message_shape, variable
 from .optimizer import optimizer_lines
 
@@ -23,7 +23,13 @@ def fact_lines(job: Job, program: Program, data: DataView | None) -> Iterator[st
         "do all ranks run this compilation, with this torch, on this data?"
     )
     yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
-    yield from wrap(f'facts["constants"] = {", ".join(compared_constants(job.spec))}', 0)
+    names = compared_constants(job.spec)
+    if len(constants := f'facts["constants"] = {", ".join(names)}') <= width:
+        yield constants
+    else:
+        cut = names.index("LR")
+        yield f'facts["constants"] = {", ".join(names[:cut])}'
+        yield f'facts["rates"] = {", ".join(names[cut:])}'
     if program.edges:
         here = ", ".join(variable(edge, program.rank) for edge in program.edges)
         yield from wrap(f"for edge in [{here}]:", 0)

@@ -151,8 +151,7 @@ def clip(model: nn.Module, train: Train) -> None:
         norm = nn.utils.get_total_norm(gradients)
         nn.utils.clip_grads_with_norm_(model.parameters(), train.clip_norm, norm)
     if train.clip_value is not None:
-        for gradient in gradients:
-            gradient.clamp_(-train.clip_value, train.clip_value)
+        nn.utils.clip_grad_value_(model.parameters(), train.clip_value)
 
 
 def live_gradients(model: nn.Module) -> dict[str, Tensor]:
