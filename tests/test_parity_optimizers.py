@@ -436,8 +436,10 @@ def test_refusals_come_all_at_once(tmp_path):
 def test_a_tied_table_whose_gradient_is_sparse(tmp_path):
     code = TABLES.replace("\n\n    def forward", "\n        self.bag.weight = self.one.weight\n\n"
                           "    def forward")  # fmt: skip
-    spec = job(tmp_path, code, fields=ROWS, optimizer="sgd")
-    assert "a sparse gradient cannot be summed over ranks, as that of one.weight" in refusal(spec)
+    optimizer = {"name": "sgd", "groups": [{"params": "bag.*", "lr": 0.1}]}
+    found = refusal(job(tmp_path, code, fields=ROWS, optimizer=optimizer))
+    assert "a sparse gradient cannot be summed over ranks, as that of one.weight" in found
+    assert "hint: a tied parameter has its first name: one.weight" in found
 
 
 def test_complex_parameters(tmp_path):
