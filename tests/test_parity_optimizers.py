@@ -500,5 +500,5 @@ class Points:
         data={"source": "a/mine.py:Points", "fields": ["x", "y"]},
         train={"lr_schedule": "b/mine.py:rate"},
     )
-    with pytest.raises(PpcError, match=r"b/mine\.py and the data's Dataset both bring a module"):
+    with pytest.raises(PpcError, match=r"bring a module mine\.py, b/mine\.py one of"):
         compile(spec, tmp_path / "out")

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..ir.program import Collective, Loop, Program
 from ..ir.spec import Group, LrSchedule, Option, Spec
 from ..ir.unit import Unit
 from .constants import own_rates
 from .expression import quote
 from .job import Job
 from .layout import width, wrap
+from .reducer import sum_over
 from .weights import condition
 
 
@@ -126,7 +128,7 @@ def view_course(job: Job, unit: Unit, *, needed: bool) -> dict[str, object]:
         return {"optimizer": None, "course_modules": []}
     own = any(part.lr != "LR" for part in parts_of(job.spec, unit))
     name = job.spec.train.lr_schedule.name.partition(":")[2]
-    imported = [f"from {job.course} import {name} as lr_factor"] if job.course else []
+    imported = [f"from {job.course_module} import {name} as lr_factor"] if name else []
     return {
         "optimizer": {
             "parameters": "step, lr=LR" if own else "step",
@@ -181,7 +183,7 @@ def fall_lines(course: LrSchedule, lr: str) -> Iterator[str]:
         yield rate.format("done")
 
 
-def view_clip(job: Job, unit: Unit) -> dict[str, object]:
+def view_clip(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """Clipping by the norm of the whole model; a tied parameter counts on its first stage."""
     elsewhere = [
         h.fqn for h in unit.state if h.trainable and len(h.stages) > 1 and h.stages[0] != unit.stage
@@ -194,18 +196,28 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
         lines.append(f"counted = [p for name, p in stage.named_parameters() if name {others}]")
         parameters = "counted"
     lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
-    if job.plan.world_size > 1:
+    pipeline = norm_group(program)
+    logs = unit.outputs and not program.coords.get("data", 0)
+    if pipeline:
         # without gradients the total is on the CPU, whatever the device
         there = ".to(device)" if job.spec.cluster.device.kind == "cuda" else ""
         lines.append(f"square = nn.utils.get_total_norm(grads).square(){there}")
-        lines.append('guard("the norm of all gradients", dist.all_reduce, square)')
-        lines += ["norm = square.sqrt()"] if unit.outputs else []
+        group = sum_over(job.plan, pipeline)
+        lines.append(f'guard("the norm of all gradients", dist.all_reduce, square{group})')
+        lines += ["norm = square.sqrt()"] if logs else []
     else:
         lines.append("norm = nn.utils.get_total_norm(grads)")
-    norm = "norm" if unit.outputs or job.plan.world_size == 1 else "square.sqrt()"
+    norm = "norm" if logs or not pipeline else "square.sqrt()"
     lines.append(f"nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, {norm})")
-    lines += ["return norm"] if unit.outputs else []
+    lines += ["return norm"] if logs else []
     doc = "Clip by the norm over the whole model: the stages add up their squared norms."
-    if job.plan.world_size == 1:
+    if not pipeline:
         doc = "Clip by the norm over the whole model."
     return {"doc": doc, "lines": [wrapped for line in lines for wrapped in wrap(line, 4)]}
+
+
+def norm_group(program: Program) -> tuple[int, ...]:
+    """The ranks that add up their squared norms: those of the pipeline; () for one stage."""
+    loop = next(item for item in program.actions if isinstance(item, Loop))
+    sums = (c.group for c in loop.body if isinstance(c, Collective) and c.value == "norm")
+    return next(sums, ())

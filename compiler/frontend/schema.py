@@ -24,13 +24,10 @@ from .document import Complaint, dotted, within
 # Words of the language's plan that no version admits yet: path -> what to do meanwhile.
 planned: Mapping[str, str] = MappingProxyType(
     {
-        "model.weight": "leave it out: the loss is the mean over samples",
         "model.weights": "leave it out: the model's own initialisation is used",
         "model.leaf": "leave it out: every module is captured",
         "train.optimizer.capturable": "leave it out: scripts record no CUDA graph",
         "train.optimizer.differentiable": "leave it out: nothing goes back through an update",
-        "parallel.recompute": "leave it out: activations are kept",
-        "parallel.data": "data: 1",
         "data.source=tokens": "source: text, or a Dataset that reads the tokens",
         "train.precision=bf16": "precision: fp32",
         "train.precision=fp16": "precision: fp32",

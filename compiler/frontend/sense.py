@@ -221,6 +221,7 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
             "model.factory",
             "model.args",
             "model.loss",
+            "model.weight",
             "data.source",
             "data.args",
             "train.lr_schedule",

@@ -63,7 +63,7 @@ def copied_modules(spec: Spec) -> dict[str, str]:
     for place, field in imported_files(spec):
         for name, text in with_imports(spec.folder / place).items():
             if found.setdefault(name, text) != text:
-                message = f"{place} and the data's Dataset both bring a module {name}"
+                message = f"two files bring a module {name}, {place} one of them"
                 raise SpecError(message, spec.at(field), "give one of them another name")
     return found
 
@@ -72,6 +72,8 @@ def imported_files(spec: Spec) -> Iterator[tuple[str, str]]:
     """(path, the spec's key) of the users' files that scripts import."""
     if isinstance(spec.data, Dataset) and ".py:" in spec.data.source:
         yield spec.data.source.partition(":")[0], "data.source"
+    if ".py:" in spec.model.weight.kind:
+        yield spec.model.weight.kind.partition(":")[0], "model.weight"
     if ".py:" in spec.train.lr_schedule.name:
         yield spec.train.lr_schedule.name.partition(":")[0], "train.lr_schedule"
 
@@ -89,11 +91,9 @@ def with_imports(path: Path) -> dict[str, str]:
     return {f"{name}.py": text for name, text in texts.items()}
 
 
-def course_module(spec: Spec) -> str:
-    """What scripts import a learning rate's own callable from; "" where it has a name of ppc's."""
-    place, _, name = spec.train.lr_schedule.name.partition(":")
-    if not name:
-        return ""
+def script_module(target: str) -> str:
+    """The module that a script imports for `file.py:name` or `package.module:name`."""
+    place = target.partition(":")[0]
     return module_name(Path(place)) if place.endswith(".py") else place
 
 
