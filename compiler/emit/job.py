@@ -36,7 +36,7 @@ class Job:
     boundary: Mapping[str, str]
     paths: tuple[str, ...]
     """The data's files as the scripts find them."""
-    course_module: str = ""
-    """The same of the user's course of the learning rate."""
     weight_module: str = ""
-    """What the scripts import the user's weight from."""
+    """What the scripts import the user's weight from,"""
+    course_module: str = ""
+    """and the user's course of the learning rate."""
