@@ -43,8 +43,10 @@ class Mean:
     def kept(self) -> list[str]:
         """Keep a microbatch's results, with its share where shares differ."""
         share = ""
-        if self.weighted or not self.even:
-            share = self.share.replace("(", "").replace(")", "")
+        if self.weighted:
+            share = self.share
+        elif not self.even:
+            share = f" * sizes[mb] / {self.batch_size}"
         if not self.metrics:
             return [f"losses.append(loss.detach().double(){share})"]
         names = ", ".join(["loss", *self.metrics])
