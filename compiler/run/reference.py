@@ -142,7 +142,7 @@ def train(
             if step < whole:
                 model.zero_grad()
                 at_once = accumulate(spec, training, samples, seeder, replicas, step, 1)
-                found = live_gradients(model)
+                found = copies(live_gradients(model))
             model.zero_grad()
             count = spec.parallel.microbatches * spec.parallel.data
             results = accumulate(spec, training, samples, seeder, replicas, step, count)
