@@ -10,7 +10,7 @@ from .expression import quote
 from .job import Job
 from .layout import wrap
 from .optimizer import rate_lines, varies
-from .reducer import reduction, sum_over
+from .reducer import padded, reduction, sum_over
 from .scope import clean_outside
 
 
@@ -52,7 +52,8 @@ def loop_lines(
         if varies(job.spec):
             yield from rate_lines(job, unit)
         yield "    optimizer.step()"
-        yield f"    optimizer.zero_grad({'set_to_none=False' if reduces else ''})"
+        stay = reduces or padded(job, unit)
+        yield f"    optimizer.zero_grad({'set_to_none=False' if stay else ''})"
     for item in body:
         if isinstance(item, Collective) and item.value == "loss":
             group = sum_over(job.plan, item.group)

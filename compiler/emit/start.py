@@ -13,17 +13,14 @@ from .layout import width, wrap
 from .messages import is_general, message_shape, variable
 from .optimizer import optimizer_lines
 from .recompute import recompute_lines
-from .reducer import reduced_parameters, reduction
+from .reducer import padded, reduced_parameters, reduction
 
 
 def grad_lines(job: Job, unit: Unit) -> Iterator[str]:
-    """Gradients that are summed though a replica without samples makes none."""
-    if job.plan.even or job.plan.replicas == 1:
-        return
-    for held in unit.state:
-        if held.trainable and len(held.stages) > 1:
-            yield from wrap(f"tied = stage.get_parameter({quote(held.fqn)})", 0)
-            yield "tied.grad = torch.zeros_like(tied)"
+    """Gradients that are there from the start."""
+    for name in padded(job, unit):
+        yield from wrap(f"tied = stage.get_parameter({quote(name)})", 0)
+        yield "tied.grad = torch.zeros_like(tied)"
 
 
 def fact_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
