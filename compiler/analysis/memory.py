@@ -190,7 +190,6 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         if (reach := parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))).readers
     ]
     trained = [(meta, reach) for meta, reach in states if meta.requires_grad]
-    factored = [replace(reach, size=factored_bytes(meta)) for meta, reach in trained]
     saved = [layer.activation_bytes.at(samples) for layer in graph.layers]
     again = [layer.again_bytes.at(samples) for layer in graph.layers]
     activations = [reach for _, reach in values]
@@ -200,7 +199,7 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
     return Footprint(
         state=entering(size, [reach for _, reach in states]),
         trainable=entering(size, [reach for _, reach in trained]),
-        factored=entering(size, factored),
+        factored=entering(size, [replace(r, size=factored_bytes(m)) for m, r in trained]),
         saved=sums(parts.split(saved, sum)),
         again=largest(parts.split(again, max)),
         largest=largest(parts.split(largest_gradients(graph, samples), max)),

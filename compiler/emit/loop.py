@@ -9,7 +9,7 @@ from .data import steps_per_epoch
 from .expression import quote
 from .job import Job
 from .layout import wrap
-from .optimizer import rate_lines, varies
+from .optimizer import clip_value_lines, rate_lines, varies
 from .reducer import padded, reduction, sum_over
 from .scope import clean_outside
 
@@ -45,10 +45,7 @@ def loop_lines(
     if clips:
         yield f"    {'norm = ' if Log() in body else ''}clip_gradients()"
     if trains:
-        if job.spec.train.clip_value is not None:
-            yield "    for parameter in stage.parameters():"
-            yield "        if parameter.grad is not None:"
-            yield "            parameter.grad.clamp_(-MAX_VALUE, MAX_VALUE)"
+        yield from clip_value_lines(job.spec)
         if varies(job.spec):
             yield from rate_lines(job, unit)
         yield "    optimizer.step()"

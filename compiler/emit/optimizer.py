@@ -183,6 +183,14 @@ def fall_lines(course: LrSchedule, lr: str) -> Iterator[str]:
         yield rate.format("done")
 
 
+def clip_value_lines(spec: Spec) -> Iterator[str]:
+    """Clip each element, in the training loop; torch's own function fails without gradients."""
+    if spec.train.clip_value is not None:
+        yield "    for parameter in stage.parameters():"
+        yield "        if parameter.grad is not None:"
+        yield "            parameter.grad.clamp_(-MAX_VALUE, MAX_VALUE)"
+
+
 def view_clip(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """Clipping by the norm of the whole model; a tied parameter counts on its first stage."""
     elsewhere = [
