@@ -20,7 +20,7 @@ from .lift import lift
 from .loop import loop_lines, view_log
 from .mean import weigh_lines
 from .messages import is_general
-from .optimizer import lr_lines, varies, view_clip
+from .optimizer import view_clip, view_course
 from .recompute import view_recompute
 from .reducer import view_reducer, view_replica
 from .start import finish_lines, start_lines
@@ -163,9 +163,7 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     trains = any(held.trainable for held in unit.state)
     loop = next(item for item in program.actions if isinstance(item, Loop))
     return {
-        "optimizer": {"lr": [f"    {line}" for line in lr_lines(job.spec)]}
-        if varies(job.spec) and (trains or Log() in loop.body)
-        else None,
+        **view_course(job, unit, needed=trains or Log() in loop.body),
         "clip": view_clip(job, program, unit) if job.spec.train.clip_norm is not None else None,
         "log": view_log(job, unit) if Log() in loop.body else None,
         "loop": list(loop_lines(job, program, unit, loop.body)),

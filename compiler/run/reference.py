@@ -37,9 +37,9 @@ from ..frontend.samples import (
     total_steps,
 )
 from ..ir.graph import Graph
-from ..ir.spec import Spec
+from ..ir.spec import Spec, Train
 from .observe import Step, Tensors, copy
-from .optimize import make_optimizer, step_optimizer
+from .optimize import make_course, make_optimizer, step_optimizer
 from .seeding import Seeder, following
 from .weights import check_recipes, full_state, load_weights, replay_weights
 
@@ -134,6 +134,7 @@ def train(
     """Results, gradients and new state of each step, its buffers by replica, and it in one go."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
+    course = make_course(spec, length)
     replicas = Replicas(model, spec.parallel.data)
     with following(model, graph) as seeder:
         for step in range(steps):
@@ -141,19 +142,18 @@ def train(
             if step < whole:
                 model.zero_grad()
                 at_once = accumulate(spec, training, samples, seeder, replicas, step, 1)
-                found = live_gradients(model)
+                found = copies(live_gradients(model))
             model.zero_grad()
             count = spec.parallel.microbatches * spec.parallel.data
             results = accumulate(spec, training, samples, seeder, replicas, step, count)
             compared = None
             if at_once is not None:
                 compared = Whole(at_once, found, copies(live_gradients(model)))
-            if spec.train.clip_norm is not None:
-                clip(model, spec.train.clip_norm)
+            clip(model, spec.train)
             gradients = copies(live_gradients(model))
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
-            step_optimizer(optimizer, spec.train, step, length)
+            step_optimizer(optimizer, course, step)
             yield results, Step(gradients, full_state(model)), replicas.copies(), compared
             if step < len(follow):
                 overwrite(
@@ -246,10 +246,15 @@ class Replicas:
         self.load(self.here)
 
 
-def clip(model: nn.Module, norm: float) -> None:
-    """Clip by the norm of all gradients together, that of a tied parameter once."""
+def clip(model: nn.Module, train: Train) -> None:
+    """Clip by the norm of all gradients together, that of a tied parameter once, or each element
+    by itself."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    nn.utils.clip_grads_with_norm_(model.parameters(), norm, nn.utils.get_total_norm(gradients))
+    if train.clip_norm is not None:
+        norm = nn.utils.get_total_norm(gradients)
+        nn.utils.clip_grads_with_norm_(model.parameters(), train.clip_norm, norm)
+    if train.clip_value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), train.clip_value)
 
 
 def copies(tensors: Tensors) -> dict[str, Tensor]:
@@ -266,4 +271,5 @@ def overwrite(held: Tensors, values: Tensors) -> None:
     with torch.no_grad():
         for name, tensor in held.items():
             if name in values and values[name].shape == tensor.shape:
-                tensor.copy_(values[name])
+                value = values[name]
+                tensor.copy_(value.sparse_mask(tensor.coalesce()) if tensor.is_sparse else value)
