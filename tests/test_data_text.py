@@ -15,7 +15,7 @@ from formatted import format_text
 from jobs import make_spec
 from safetensors.torch import save_file
 
-from ppc.emit.data import spell_value
+from ppc.emit.source_made import spell_value
 from ppc.frontend.samples import (
     epoch_of_step,
     microbatches,

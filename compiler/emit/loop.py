@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from ..ir.program import Collective, Instruction
 from ..ir.unit import Unit
-from .data import steps_per_epoch
 from .expression import quote
 from .job import Job
 from .layout import wrap
 from .optimizer import varies
+from .source import steps_per_epoch
 
 
 def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: bool) -> Iterator[str]:

@@ -16,7 +16,8 @@ from .view import view_rank
 
 compilation_mark = "@compilation@"
 modules = (
-    "import ast", "import datetime", "import functools", "import glob", "import json",
+    "import ast", "import bisect", "import datetime", "import functools", "import glob",
+    "import itertools", "import json",
     "import math", "import os", "import random", "import struct", "import sys", "import sysconfig",
     "import time", "import zlib",
 )  # fmt: skip

@@ -28,7 +28,8 @@ outside = frozenset(
     ("mb", "step", "stage", "live", "losses", "loss", "sizes", "sum", "samples", "samples_of",
      "epoch", "order", "windows", "text", "arrays", "dataset", "rows", "row", "fields", "field",
      "draw_field", "list", "zip", "divmod", "SEED", "MICROBATCHES", "MICROBATCH_SIZE", "SAMPLES",
-     "GLOBAL_BATCH", "STEPS")
+     "GLOBAL_BATCH", "STEPS", "stream", "runs", "run", "read_run", "parts", "ahead", "next", "iter",
+     "len", "cuda", "to_device", "read_sample", "as_field", "fill_up", "Batches")
 )  # fmt: skip
 """The same for the functions that read data and run a step."""
 script = frozenset(
@@ -40,7 +41,8 @@ script = frozenset(
      "raw", "files", "patterns", "draw", "guard", "init_weights", "get_batch", "forward",
      "backward", "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
      "read_safetensors", "read_sample", "random", "sys", "make_dataset", "rank", "store", "told",
-     "theirs", "seed", "longer")
+     "theirs", "seed", "longer", "bisect", "itertools", "map_tokens", "fingerprint", "shards",
+     "starts", "counts")
 )  # fmt: skip
 """What a script means otherwise than a class of the user's."""
 

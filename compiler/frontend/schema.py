@@ -29,7 +29,6 @@ planned: Mapping[str, str] = MappingProxyType(
         "model.leaf": "leave it out: every module is captured",
         "parallel.recompute": "leave it out: activations are kept",
         "parallel.data": "data: 1",
-        "data.source=tokens": "source: text, or a Dataset that reads the tokens",
         "train.precision=bf16": "precision: fp32",
         "train.precision=fp16": "precision: fp32",
     }

@@ -12,9 +12,10 @@ from torch import nn
 
 from ...errors import CaptureError, Location
 from ...ir.graph import TensorMeta
-from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text
+from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text, Tokens
 from .arguments import dtype_name
 from .loss import arguments, find_loss
+from .padding import check_padding, fill_up
 from .user import call, first_line, users_errors
 
 
@@ -38,7 +39,7 @@ class Binding:
 
 def read_fields(spec: Spec) -> dict[str, TensorMeta]:
     """Shape and dtype of one sample's fields. Floats have the spec's precision."""
-    if isinstance(spec.data, Text):
+    if isinstance(spec.data, Text | Tokens):
         tokens = TensorMeta((spec.data.sequence,), "int64")
         return {"tokens": tokens, "labels": tokens}
     if isinstance(spec.data, Random):
@@ -108,13 +109,17 @@ def make_dataset(data: Dataset, spec: Spec) -> object:
 
 
 def read_sample(spec: Spec, data: Dataset) -> dict[str, TensorMeta]:
-    """The fields of a dataset, from its first sample."""
-    sample = first_sample(spec, data)
+    """The fields of a dataset, from its first sample, filled up where the spec says so."""
+    where, sample = spec.at("data.source"), first_sample(spec, data)
     keys = sample_keys(data, sample)
     tensors = {
         name: torch.as_tensor(sample if key is None else sample[key])  # type: ignore[index]
         for name, key in keys.items()
     }
+    check_padding(spec, data, tensors)
+    for name, value in data.pad.items():
+        with users_errors(where, f"{data.source}: {name} of sample 0"):
+            tensors[name] = fill_up(tensors[name], value, data.length or 0)
     return {name: TensorMeta(tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()}
 
 
