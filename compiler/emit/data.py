@@ -157,7 +157,8 @@ def worker_lines(count: int, fields: Sequence[str], move: str) -> Iterator[str]:
     options += ['multiprocessing_context="fork"', *(["pin_memory=cuda"] if move else [])]
     yield "global ahead"
     yield "if ahead is None:  # the first step: the workers start, for all steps"
-    yield f"    ahead = iter(torch.utils.data.DataLoader({', '.join(options)}))"
+    yield f"    loader = torch.utils.data.DataLoader({', '.join(options)})"
+    yield "    ahead = iter(loader)"
     if len(fields) == 1:
         yield f"({fields[0]},) = next(ahead)"
         yield f"return {split(fields[0], move)}"

@@ -86,7 +86,7 @@ def view_tokens(data: Tokens, unit: Unit, paths: Sequence[str], *, alone: bool) 
     else:
         find, file = find_lines(paths)
         opened = [*find, f"files = [file for file in files if {file}.is_file()]"]
-        file = file.removeprefix("(").removesuffix(")")
+        file = "file" if file == "Path(file)" else "FOLDER / file"
         opened += [f"shards = [map_tokens({file}) for file in files]"]
         opened += [f"counts = [(len(shard) - 1) // {size} for shard in shards]"]
         opened += ["starts = [0, *itertools.accumulate(counts)]  # of each shard, its first sample"]
@@ -97,7 +97,7 @@ def view_tokens(data: Tokens, unit: Unit, paths: Sequence[str], *, alone: bool) 
             f"{name} = torch.stack([run[{'1:' if late else ':-1'}] for run in runs]){whole}"
             for name, late in shifts
         ]
-        fact = f"[fingerprint({file}) for file in files]"
+        fact = f"tuple(fingerprint({file}) for file in files)"
     return Parts(
         opened=(*helpers.splitlines(), "", "", *opened),
         ready=tuple(ready.splitlines()) if unit.inputs else (),

@@ -108,7 +108,11 @@ def reader_lines(data: Dataset, unit: Unit) -> list[str]:
         key = quote(i.key) if isinstance(i.key, str) else i.key
         lines += field_lines(data, i, "row" if i.key is None else f"row[{key}]")
     names = ", ".join(clean_outside(i.name) for i in unit.inputs)
-    wrapped = [text for line in [*lines, f"return {names}"] for text in wrap(line, 8)]
+    if len(unit.inputs) == 1:
+        lines[-1] = f"return {lines[-1].removeprefix(f'{names} = ')}"
+    else:
+        lines.append(f"return {names}")
+    wrapped = [text for line in lines for text in wrap(line, 8)]
     steps = steps_per_epoch(data)
     per_epoch = f"({steps})" if data.last_batch == "drop" else steps
     reader = read_sample.format(per_epoch=per_epoch, fields="\n".join(wrapped))

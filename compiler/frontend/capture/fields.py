@@ -13,6 +13,7 @@ from torch import nn
 from ...errors import CaptureError, Location
 from ...ir.graph import TensorMeta
 from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text, Tokens
+from ...ir.values import dtypes
 from .arguments import dtype_name
 from .loss import arguments, find_loss
 from .padding import check_padding, fill_up
@@ -77,8 +78,19 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
         metas = {}
         for name, path in data.files.items():
             with reading(path, spec.at(f"data.files.{name}")):
-                metas[name] = torch.as_tensor(np.load(spec.folder / path, mmap_mode="c"))
-    counts = {name: tensor.shape[0] if tensor.dim() else 0 for name, tensor in metas.items()}
+                array = np.load(spec.folder / path, mmap_mode="c")
+                if not array.dtype.isnative:
+                    little = array.dtype.newbyteorder("<").str
+                    raise ValueError(f"its numbers are big-endian, {array.dtype.str}, not {little}")
+                metas[name] = torch.as_tensor(array)
+    for name, tensor in metas.items():
+        if tensor.dim() == 0:
+            message = f"{name} is one number; an array's first dimension counts the samples"
+            raise CaptureError(message, spec.at("data.files"))
+        if dtype_name(tensor.dtype) not in dtypes:
+            message = f"{name} has the dtype {dtype_name(tensor.dtype)}, which scripts do not read"
+            raise CaptureError(message, spec.at("data.files"))
+    counts = {name: tensor.shape[0] for name, tensor in metas.items()}
     if len(set(counts.values())) != 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise CaptureError(
