@@ -1,5 +1,6 @@
 """The data section of scripts, at work beside what the language promises."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def make(folder: Path, data, code: str = model, stages: int = 1, **sections) -> 
     )
 
 
+def forget() -> None:
+    """Scripts import a module of the user's by its name, each its own."""
+    for name in ("points", "rows"):
+        sys.modules.pop(name, None)
+    importlib.invalidate_caches()
+
+
 class Reader:
     """The data section of a script, at work."""
 
@@ -79,7 +87,7 @@ class Reader:
         finally:
             torch.set_default_dtype(before)
             sys.path.remove(str(folder))
-            sys.modules.pop("points", None)
+            forget()
         self.spec, self.precision = spec, spec.train.precision
 
     def batch(self, step: int) -> list[list[torch.Tensor]]:
