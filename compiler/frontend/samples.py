@@ -27,6 +27,7 @@ from ..ir.spec import Arrays, Dataset, Random, RandomField, Spec, Text, Tokens
 from .capture.build import dtypes
 from .capture.fields import make_dataset
 from .capture.padding import fill_up
+from .capture.user import users_errors
 from .data_sense import token_files
 
 Sample = Mapping[str, Tensor]
@@ -152,7 +153,8 @@ def dataset_samples(data: Dataset, spec: Spec) -> Samples:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002  # the generator that datasets use
-        sample = dataset[number]  # type: ignore[index]  # a Dataset of the user's
+        with users_errors(spec.at("data.source"), f"{data.source}: reading sample {number} failed"):
+            sample = dataset[number]  # type: ignore[index]  # a Dataset of the user's
         if not isinstance(sample, Mapping):
             values = sample if isinstance(sample, tuple | list) else (sample,)
             sample = dict(zip(data.fields, values, strict=True))
