@@ -77,6 +77,31 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Files of tokens, mapped into memory. Sample i of a file is `sequence` tokens from
+    i x sequence on, as the field `tokens`; `labels` are the same, one token further on. Both are
+    int64[sequence]. The samples of one file follow those of the one before; what is left of a file
+    after its last sample is not read."""
+
+    source: Literal["tokens"] = "tokens"
+    files: tuple[str, ...]
+    """Globs relative to the spec's folder, as those of Text."""
+    dtype: Literal["uint16", "uint32"]
+    """Of a token in the files, little-endian."""
+    sequence: int
+    last_batch: Literal["keep", "drop"] = "keep"
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 if self.dtype == "uint16" else 4
+
+    @property
+    def one_file(self) -> bool:
+        """Whether the spec names one file, not a pattern."""
+        return len(self.files) == 1 and not set(self.files[0]) & set("*?[{")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrays:
     """Arrays whose first dimension counts the samples; each is a field."""
 
@@ -118,10 +143,16 @@ class Dataset:
     args: Mapping[str, Value] = field(default_factory=dict)
     fields: tuple[str, ...] = ()
     """Names of the elements of a sample; empty for a dataset of dicts, which names them itself."""
+    workers: int = 0
+    """Processes of each rank that read ahead."""
+    pad: Mapping[str, float] = field(default_factory=dict)
+    """Field -> what fills each sample up to `length`, along its first dimension."""
+    length: int | None = None
+    """None where no field is padded."""
     last_batch: Literal["keep", "drop"] = "keep"
 
 
-Data = Text | Arrays | Random | Dataset
+Data = Text | Tokens | Arrays | Random | Dataset
 
 
 Option = None | bool | int | float | str | tuple["Option", ...]
