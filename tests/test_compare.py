@@ -64,7 +64,7 @@ def job():
 
 
 def compare(ranks, losses, reference):
-    compared = Compare(ranks, losses, reference, parameters, LIMIT)
+    compared = Compare(ranks, losses, reference, parameters, LIMIT, LIMIT)
     return Comparison(worst(compared.rows()))
 
 

@@ -73,7 +73,7 @@ def collective_s(
     graph: Graph, programs: tuple[Program, ...], costs: Costs, spec: Spec
 ) -> Mapping[str, float]:
     """Seconds of each collective, by what is combined: a gradient, or the norm's one number."""
-    number = TensorMeta((), {"fp32": "float32", "fp64": "float64"}[spec.train.precision])
+    number = TensorMeta((), "float64" if spec.train.precision == "fp64" else "float32")
     found = {
         action
         for program in programs

@@ -28,7 +28,7 @@ from .outcome import (
     copy_state,
     differences,
     finish,
-    is_small,
+    is_comparable,
     kept,
     make,
     run_graph,
@@ -55,14 +55,16 @@ Compare = Callable[[Spec, Graph, Sequence[int]], Iterator[Fault]]
 
 def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
     """Compare the graph with the user's model, at the largest and the smallest microbatch: loss,
-    gradients and buffers of two microbatches, or lists of operations when the model is large.
+    gradients and buffers of two microbatches, or lists of operations when the model is large or
+    computes in bfloat16.
 
     Raises CaptureError where they differ.
     """
     sizes = microbatch_sizes(spec, plan)
     with default_dtype(spec.train.precision):
-        small = all(is_small(graph, size) for size in sizes)
-        fault = compare_pairs(compare_numbers if small else compare_listings, spec, graph, sizes)
+        by_numbers = all(is_comparable(graph, size) for size in sizes)
+        compare = compare_numbers if by_numbers else compare_listings
+        fault = compare_pairs(compare, spec, graph, sizes)
         fault = fault or next(compare_shapes(spec, graph, sizes), None)
         if fault and fault.size != sizes[0]:
             raise depends_on_size(spec, plan, sizes[0], fault)
@@ -174,7 +176,7 @@ def first(parameter: Parameter) -> Tensor:
 def run_model(graph: Graph, training: Training, inputs: Sequence[Tensor]) -> Outcome:
     """The user's own model."""
     training.model.zero_grad()
-    loss = training(*inputs)
+    loss = training.run(*inputs)
     state = dict(state_tensors(training.model))
     return finish(loss, state, kept(graph) & state.keys())
 
@@ -207,7 +209,7 @@ def users_results(
 ) -> dict[str, Tensor]:
     """Run the user's model as it was captured: its loss, and what it leaves changed."""
     with libraries_export():
-        loss = training(*given.values())
+        loss = training.run(*given.values())
     after = dict(state_tensors(training.model))
     return {"loss": loss} | {name: after[name] for name in changed}
 

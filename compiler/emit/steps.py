@@ -54,6 +54,7 @@ class StepWriter:
     results: tuple[str, ...]
     """What Stage.forward returns."""
     seeds: bool
+    autocast: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -132,13 +133,23 @@ class StepWriter:
         """The stage's call and what follows from its results."""
         if self.is_last:
             share = "" if self.plan.even else " * sizes[mb] / sum(sizes)"
-            yield f"loss = {call}"
+            yield from self.cast(f"loss = {call}")
             yield f"losses.append(loss.detach().double(){share})"
             return
-        yield f"{', '.join(self.names[value] for value in self.results)} = {call}"
+        results = ", ".join(self.names[value] for value in self.results)
+        yield from self.cast(f"{results} = {call}")
         for edge in outgoing(self.program, "activations"):
             values = ", ".join(in_memory_order(self.names[v], meta) for v, meta in edge.values)
             yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
+
+    def cast(self, line: str) -> Iterator[str]:
+        """A line that calls the stage, in the spec's precision.
+
+        A cast weight is not kept for its next use: gradients of all uses add up in float32.
+        """
+        if self.autocast:
+            yield "with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):"
+        yield "    " * self.autocast + line
 
     def sources(self) -> list[str]:
         """Where a backward starts: the loss, or the outputs whose gradients come back."""

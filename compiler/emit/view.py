@@ -32,8 +32,9 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     weights = spell_weights(job.graph, unit)
     longer = job.longer[program.rank]
     steps = StepWriter(
-        plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds)
-    )
+        plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
+        autocast=spec.train.precision == "bf16",
+    )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
     return {
         "title": title,
@@ -48,6 +49,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         else [],
         "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
         "seeds": bool(unit.seeds),
+        "compiled": spec.train.compile,
         "draws": weights.draws,
         "saved": weights.saved,
         "init": weights.lines,

@@ -130,7 +130,8 @@ def build_random_field(tree: Tree) -> RandomField:
 
 
 def build_train(tree: Tree) -> Train:
-    given = pick(tree, "global_batch", "steps", "epochs", "clip_norm", "precision", "seed")
+    names = ("global_batch", "steps", "epochs", "clip_norm", "precision", "compile", "seed")
+    given = pick(tree, *names)
     if "epochs" in given:
         given["steps"] = None
     if "optimizer" in tree:
@@ -174,7 +175,7 @@ def build_device(tree: Any) -> tuple[Device, Links]:
         memory = int(parse_quantity(tree["memory"], bytes_units))
     if "flops" in tree:
         flops = {name: parse_quantity(rate, flops_units) for name, rate in tree["flops"].items()}
-        flops.setdefault("fp64", flops["fp32"] / 2)
+        flops = {"fp64": flops["fp32"] / 2, "bf16": flops["fp32"]} | flops
     if "memory_bandwidth" in tree:
         bandwidth = parse_quantity(tree["memory_bandwidth"], bandwidth_units)
     made = Device(kind=tree["kind"], memory=memory, flops=flops, memory_bandwidth=bandwidth)

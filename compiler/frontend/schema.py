@@ -30,8 +30,7 @@ planned: Mapping[str, str] = MappingProxyType(
         "parallel.recompute": "leave it out: activations are kept",
         "parallel.data": "data: 1",
         "data.source=tokens": "source: text, or a Dataset that reads the tokens",
-        "train.precision=bf16": "precision: fp32",
-        "train.precision=fp16": "precision: fp32",
+        "train.precision=fp16": "precision: bf16",
     }
 )
 

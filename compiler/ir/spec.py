@@ -159,7 +159,10 @@ class Train:
     lr_schedule: LrSchedule = LrSchedule()
     clip_norm: float | None = None
     """Greatest norm of the whole model's gradient; None: not clipped."""
-    precision: Literal["fp32", "fp64"] = "fp32"
+    precision: Literal["fp32", "fp64", "bf16"] = "fp32"
+    """bf16: weights, gradients and the optimizer in fp32, forward under torch.autocast."""
+    compile: bool = False
+    """Whether each stage's forward goes through torch.compile."""
     seed: int = 0
     timeout: float = 600.0
     """Seconds of any wait on another rank."""
@@ -173,7 +176,7 @@ class Device:
     memory: int
     """Bytes."""
     flops: Mapping[str, float]
-    """Precision -> dense FLOP/s; it has fp32 and fp64."""
+    """Precision -> dense FLOP/s; it has fp32, fp64 and bf16."""
     memory_bandwidth: float
     """Bytes/s."""
 

@@ -103,6 +103,7 @@ class Compare:
     parameters: Mapping[str, Parameter]
     """Of the graph: which names are one tensor, which are buffers, which a state dict has."""
     limit: float
+    gradient_limit: float
 
     def rows(self) -> Iterator[Row]:
         yield from self.initial()
@@ -135,7 +136,7 @@ class Compare:
         The limit shrinks with the largest of the step: small gradients are no excuse for errors.
         """
         expected = self.reference.steps[step].gradients
-        limit = self.limit * min(1.0, largest(expected.values()))
+        limit = self.gradient_limit * min(1.0, largest(expected.values()))
         held = [rank.steps[step].gradients for rank in self.ranks if step < len(rank.steps)]
         for tensors in held:
             for name, tensor in tensors.items():

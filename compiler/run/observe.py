@@ -71,15 +71,20 @@ class Observer:
         self.initial: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.steps: list[Step] = []
+        self.first = register_module_forward_pre_hook(self.before_first)
 
-    def before_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if self.stage is None:
-            self.stage = module
-            self.initial = state_of(module)
-        if module is self.stage:
-            if self.forwards == self.max_forwards:
-                raise EnoughSeenExit(0)
-            self.forwards, self.updated = self.forwards + 1, False
+    def before_first(self, module: nn.Module, inputs: Any) -> None:
+        """The stage is called for the first time; a hook on all modules would be compiled into it,
+        where it is compiled, so from here on there is one on the stage."""
+        self.first.remove()
+        self.stage, self.initial = module, state_of(module)
+        module.register_forward_pre_hook(self.before_forward)
+        self.before_forward(module, inputs)
+
+    def before_forward(self, _module: nn.Module, _inputs: Any) -> None:
+        if self.forwards == self.max_forwards:
+            raise EnoughSeenExit(0)
+        self.forwards, self.updated = self.forwards + 1, False
 
     def before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if any("param_names" not in group for group in optimizer.param_groups):
@@ -129,7 +134,7 @@ def observing(folder: Path, rank: int, max_forwards: int | None = None) -> Itera
     """
     observer = Observer(max_forwards)
     handles = (
-        register_module_forward_pre_hook(observer.before_forward),
+        observer.first,
         register_optimizer_step_pre_hook(observer.before_step),
         register_optimizer_step_post_hook(observer.after_step),
     )

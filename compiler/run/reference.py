@@ -135,10 +135,10 @@ def accumulate(
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
             seeder.microbatch(spec.train.seed, step, index),
         ):
-            loss = training(*batch)
+            loss = training.run(*batch)
         share = len(part) / len(numbers)
         if loss.requires_grad:
-            (share * loss).backward()
+            (share * loss).backward()  # type: ignore[no-untyped-call]
         total += share * loss.item()
     return total
 

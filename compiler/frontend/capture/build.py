@@ -20,7 +20,8 @@ from .record import Recorder
 from .sharing import find_shared
 from .user import call, first_line
 
-dtypes = {"fp32": torch.float32, "fp64": torch.float64}
+dtypes = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
+"""Of weights and of the data's floats, by precision."""
 
 
 @torch.library.custom_op("ppc::trunc_normal_", mutates_args=("tensor",))
@@ -51,7 +52,7 @@ def record_trunc_normal(
 
 @contextmanager
 def default_dtype(precision: str) -> Iterator[None]:
-    """New floating-point tensors get the spec's precision."""
+    """New floating-point tensors get the precision's dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtypes[precision])
     try:

@@ -34,6 +34,7 @@ from .private import (
     running_call,
 )
 from .python_state import refuse_python_state
+from .replay import autocast
 from .training import Training
 from .user import call_site, users_errors, users_line
 
@@ -57,6 +58,8 @@ class Traced:
     """Plain tensor that forward assigns -> the traced node that it becomes."""
     keys: Mapping[CallId, CallId]
     """A call as nodes have it, by any path of its module -> its key in `calls`."""
+    autocast: str | None = None
+    """The dtype of the torch.autocast that it was traced under."""
 
 
 def export(
@@ -74,7 +77,7 @@ def export(
 
     def again() -> None:
         with built.mode:
-            training(*inputs)
+            training.run(*inputs)
 
     with (
         refuse_python_state(training, again),
@@ -84,9 +87,10 @@ def export(
         quiet(),
         users_errors(training.where, "the model cannot be captured"),
         plain_words(),
+        autocast(training.autocast),  # export sees operations above it: no cast is traced
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls, assigned, keys)
+    return Traced(program, calls, assigned, keys, training.autocast)
 
 
 @contextmanager

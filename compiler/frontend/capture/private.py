@@ -228,6 +228,14 @@ def functional_form(target: str) -> str | None:
     return next((str(function) for function in found if signature(function) == wanted), None)
 
 
+def is_autocast(target: str) -> bool:
+    """Whether autocast, on some device, chooses the dtype that an operation computes in."""
+    namespace, name, overload = target.split(".")
+    qualified = f"{namespace}::{name}" + f".{overload}" * (overload != "default")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(qualified, key) for key in ("AutocastCPU", "AutocastCUDA"))
+
+
 def signature(function: torch._ops.OpOverload) -> list[tuple[str, str]]:
     """Names and types of an operation's arguments."""
     return [(a.name, str(a.type)) for a in function._schema.arguments]

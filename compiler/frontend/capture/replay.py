@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
 
@@ -12,6 +13,14 @@ from ...ir.graph import Arg, Device, Dim, Items, Op, Recipe, Ref, State, TorchCo
 block_elements = 2**20
 """Random tensors are filled by blocks of this size, each with a seed of its own: whoever holds a
 part of a tensor draws only the blocks of that part."""
+
+
+def autocast(dtype: str | None) -> AbstractContextManager[object]:
+    """torch.autocast as scripts have it; None: off. A cast weight is not kept for its next use:
+    gradients of all uses then add up in float32, whether one stage has them or several do."""
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast("cpu", getattr(torch, dtype), cache_enabled=False)
 
 
 def function(target: str) -> Callable[..., object]:
@@ -43,7 +52,8 @@ def run_op(op: Op, lookup: Callable[[Ref | State], object], batch: int = 0) -> o
     kwargs = {key: value(a, lookup, batch) for key, a in op.kwargs}
     if op.target == "ppc.tensor.default":
         return torch.tensor(*args, **kwargs)  # type: ignore[arg-type]
-    return function(op.target)(*args, **kwargs)
+    with autocast(op.autocast):
+        return function(op.target)(*args, **kwargs)
 
 
 def replay(recipe: Recipe, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from ...ir.spec import Spec
 from .fields import Binding
 from .loss import Loss, find_loss
 from .private import is_fake, masks_unread
+from .replay import autocast
 
 
 class Training(nn.Module):
@@ -22,9 +23,12 @@ class Training(nn.Module):
         loss: Loss,
         binding: Binding,
         where: Location | None,
+        autocast: str | None = None,
     ) -> None:
         super().__init__()
         self.model, self.loss, self.binding, self.where = model, loss, binding, where
+        self.autocast = autocast
+        """The dtype that forward is to run under."""
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         fields = dict(zip(self.binding.fields, values, strict=True))
@@ -35,10 +39,17 @@ class Training(nn.Module):
             )
         return self.loss(output, *(fields[name] for name in self.binding.loss))
 
+    def run(self, *values: torch.Tensor) -> torch.Tensor:
+        """The loss, in the spec's precision."""
+        with autocast(self.autocast):
+            loss: torch.Tensor = self(*values)
+        return loss
+
 
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
     """Put the spec's loss behind the model."""
-    return Training(model, find_loss(spec), binding, spec.at("model.loss"))
+    dtype = "bfloat16" if spec.train.precision == "bf16" else None
+    return Training(model, find_loss(spec), binding, spec.at("model.loss"), dtype)
 
 
 @contextmanager
