@@ -10,8 +10,9 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from ..errors import CaptureError
+from ..frontend.capture.arguments import dtype_name
 from ..frontend.capture.batch import Generaliser
-from ..frontend.capture.build import build_fake, build_model, default_dtype, state_tensors
+from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
 from ..frontend.capture.capture import trace
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import libraries_export
@@ -61,7 +62,7 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
     Raises CaptureError where they differ.
     """
     sizes = microbatch_sizes(spec, plan)
-    with default_dtype(spec.train.precision):
+    with numerics(spec):
         by_numbers = all(is_comparable(graph, size) for size in sizes)
         compare = compare_numbers if by_numbers else compare_listings
         fault = compare_pairs(compare, spec, graph, sizes)
@@ -253,6 +254,11 @@ def wrong_shapes(graph: Graph, values: Mapping[str, object], size: int) -> Itera
     for op in graph.ops:
         for name in filter(None, op.outputs):
             value, meta = values[name], graph.values[name]
-            if isinstance(value, Tensor) and list(value.shape) != sizes_of(meta, size):
+            if not isinstance(value, Tensor):
+                continue
+            if list(value.shape) != sizes_of(meta, size):
                 what = f"{op.target} gives {list(value.shape)}, not {sizes_of(meta, size)}"
+                yield Fault(size, what, op.where)
+            elif dtype_name(value.dtype) != meta.dtype:
+                what = f"{op.target} gives {dtype_name(value.dtype)}, not {meta.dtype}"
                 yield Fault(size, what, op.where)

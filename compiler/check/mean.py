@@ -2,7 +2,7 @@
 
 import torch
 
-from ..frontend.capture.build import build_model, default_dtype
+from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.training import make_training
 from ..frontend.capture.user import users_errors
@@ -25,7 +25,7 @@ def check_mean(spec: Spec, graph: Graph, plan: Plan) -> tuple[str, ...]:
     drawn = any(op.random for op in graph.ops)
     if len(sizes) < 2 or drawn or not is_small(graph, batch):
         return ()
-    with default_dtype(spec.train.precision), torch.no_grad():
+    with numerics(spec), torch.no_grad():
         whole = losses(spec, [batch])[0]
         parts = sum(
             size / batch * loss for size, loss in zip(sizes, losses(spec, sizes), strict=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InternalError
-from ..frontend.capture.build import build_model, default_dtype
+from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import fake_mode
 from ..frontend.capture.training import make_training
@@ -44,7 +44,7 @@ def check_text(
 
     Raises InternalError where they differ.
     """
-    with default_dtype(spec.train.precision):
+    with numerics(spec):
         stages = [
             compile_classes(script, unit) for script, unit in zip(scripts, units, strict=True)
         ]

@@ -1,6 +1,6 @@
 """Watch an emitted script train, without a change to it.
 
-    python -m ppc.run.observe FOLDER FORWARDS SCRIPT [ARGUMENT...]
+    python -m ppc.run.observe FOLDER FORWARDS DEVICE SCRIPT [ARGUMENT...]
 
 Runs the script as Python would and leaves FOLDER/rank<RANK>.pt, a Recording: what the rank's stage
 held before its first forward, what every optimizer step read and what it left, and what there was
@@ -11,6 +11,8 @@ that is all frozen has no optimizer, hence no steps.
 FORWARDS is `all`, or after how many forwards of the stage, those of the steps to be seen, to stop.
 A rank that feeds itself stops before the next forward, with exit code 0. The others cannot go on
 then: an error that comes of it, when all their steps are done, ends them with exit code 0, too.
+
+DEVICE is the kind of device that the script is for: its autocast's lists apply here, too.
 """
 
 import os
@@ -32,6 +34,7 @@ from torch.optim.optimizer import (
 )
 
 from ..errors import RunError
+from ..frontend.capture.autocast import lists_of
 
 Tensors = Mapping[str, Tensor]
 
@@ -172,19 +175,19 @@ def read(folder: Path, world_size: int) -> tuple[Recording, ...]:
     return tuple(recordings)
 
 
-def wrapper(folder: Path, max_forwards: int | None = None) -> tuple[str, ...]:
+def wrapper(folder: Path, max_forwards: int | None = None, device: str = "cpu") -> tuple[str, ...]:
     """The arguments that put an observer around a script, for either way to launch."""
     forwards = "all" if max_forwards is None else str(max_forwards)
-    return "-m", "ppc.run.observe", str(folder.absolute()), forwards
+    return "-m", "ppc.run.observe", str(folder.absolute()), forwards, device
 
 
 def main() -> None:
     """Run the script named on the command line under observation."""
-    folder, forwards, script, *arguments = sys.argv[1:]
+    folder, forwards, device, script, *arguments = sys.argv[1:]
     max_forwards = None if forwards == "all" else int(forwards)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).absolute().parent)
-    with observing(Path(folder), int(os.environ["RANK"]), max_forwards):
+    with lists_of(device), observing(Path(folder), int(os.environ["RANK"]), max_forwards):
         runpy.run_path(script, run_name="__main__")
 
 

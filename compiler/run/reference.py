@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..frontend.capture.build import build_model, default_dtype
+from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
@@ -70,7 +70,7 @@ def run_reference(
     for, those of a new model by default; `follow` is what other programs did. Raises CaptureError
     where the user's code fails, RunError where its randomness cannot be followed.
     """
-    with one_thread(), torch.random.fork_rng(devices=[]), default_dtype(spec.train.precision):
+    with one_thread(), torch.random.fork_rng(devices=[]), numerics(spec):
         model = build_model(spec)
         real = full_state(model)
         values = replay_weights(graph, spec.train.seed, saved={**real, **(saved or {})})

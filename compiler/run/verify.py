@@ -27,7 +27,7 @@ from ..frontend.capture.capture import capture
 from ..frontend.load import load
 from ..frontend.samples import microbatches, read_samples, samples_of_step, total_steps
 from ..ir.graph import Graph
-from ..ir.spec import Spec
+from ..ir.spec import Spec, Train
 from ..passes.segment import segment
 from . import observe
 from .compare import Compare, Comparison, Row, measure, worst
@@ -47,7 +47,6 @@ order that hangs on how the model is written. Losses and updates are held to ROU
 alike. Measured on specs/ in two stages: 0 in most, at most 3e-3 of the step's largest gradient."""
 LONGEST_S = 24 * 3600.0
 """A rank that waits for another is ended by the script's own timeout, long before."""
-gradient_limits = {"fp64": EXACT, "fp32": ROUNDED, "bf16": ROUNDED_BF16}
 cpu = {"CUDA_VISIBLE_DEVICES": ""}
 left_by_a_run = shutil.ignore_patterns("metrics.jsonl", "weights-rank*.pt", "__pycache__")
 
@@ -105,11 +104,20 @@ def verify(
             losses=read_losses(job.folder),
             reference=reference,
             parameters=graph.parameters,
-            limit=EXACT if exactly else ROUNDED,
-            gradient_limit=gradient_limits[job.spec.train.precision],
+            **limits(job.spec.train),
         ).rows()
         saved = () if job.max_forwards else check_saved(job, ranks, graph)
         return Comparison(worst([*check_recipes(graph, reference), *rows, *saved]))
+
+
+def limits(train: Train) -> dict[str, float]:
+    """What may differ, in gradients and in all else."""
+    if train.precision == "fp64":
+        return {"limit": EXACT, "gradient_limit": EXACT}
+    if train.precision == "fp32":
+        return {"limit": ROUNDED, "gradient_limit": ROUNDED}
+    limit = ROUNDED_BF16 if train.compile else ROUNDED  # compiled, fewer results are rounded
+    return {"limit": limit, "gradient_limit": ROUNDED_BF16}
 
 
 def place(target: Path, *, exact: bool) -> Path | None:
@@ -192,7 +200,8 @@ def run(
 ) -> tuple[Recording, ...]:
     """Run the scripts under observation; what each rank did."""
     world_size = job.spec.parallel.pipeline * job.spec.parallel.data
-    wrapper = observe.wrapper(recordings, job.max_forwards)
+    device = job.spec.cluster.device.kind
+    wrapper = observe.wrapper(recordings, job.max_forwards, device)
     if fork_server is None:
         result = run_torchrun(
             job.folder, world_size, timeout_s=timeout_s, wrapper=wrapper, environment=cpu

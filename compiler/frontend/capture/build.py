@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ...errors import CaptureError, Location
 from ...ir.graph import Recipe
 from ...ir.spec import Spec
+from .autocast import lists_of
 from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
 from .recipe import assign_seeds, zeros
 from .record import Recorder
@@ -59,6 +60,16 @@ def default_dtype(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def numerics(spec: Spec) -> Iterator[None]:
+    """Compute as the spec's scripts do on its devices: new tensors get the precision's dtype, and
+    autocast follows the lists of the kind of device."""
+    autocasts = spec.train.precision == "bf16"
+    kind = spec.cluster.device.kind if autocasts else "cpu"
+    with default_dtype(spec.train.precision), lists_of(kind):
+        yield
 
 
 @dataclass(frozen=True)

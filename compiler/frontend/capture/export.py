@@ -24,6 +24,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
+from .autocast import autocast
 from .build import Built, plain_tensors
 from .private import (
     is_data_dependent,
@@ -34,7 +35,6 @@ from .private import (
     running_call,
 )
 from .python_state import refuse_python_state
-from .replay import autocast
 from .training import Training
 from .user import call_site, users_errors, users_line
 

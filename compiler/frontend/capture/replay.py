@@ -2,25 +2,17 @@
 
 import zlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from typing import Any
 
 import torch
 
 from ...ir.graph import Arg, Device, Dim, Items, Op, Recipe, Ref, State, TorchConstant
+from .autocast import autocast
 
 block_elements = 2**20
 """Random tensors are filled by blocks of this size, each with a seed of its own: whoever holds a
 part of a tensor draws only the blocks of that part."""
-
-
-def autocast(dtype: str | None) -> AbstractContextManager[object]:
-    """torch.autocast as scripts have it; None: off. A cast weight is not kept for its next use:
-    gradients of all uses then add up in float32, whether one stage has them or several do."""
-    if dtype is None:
-        return nullcontext()
-    return torch.autocast("cpu", getattr(torch, dtype), cache_enabled=False)
 
 
 def function(target: str) -> Callable[..., object]:

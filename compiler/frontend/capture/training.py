@@ -8,10 +8,10 @@ from torch import nn
 
 from ...errors import Location
 from ...ir.spec import Spec
+from .autocast import autocast
 from .fields import Binding
 from .loss import Loss, find_loss
 from .private import is_fake, masks_unread
-from .replay import autocast
 
 
 class Training(nn.Module):
