@@ -176,14 +176,20 @@ def test_lists_of_a_gpu():
     assert dtypes() == on_cpu
 
 
-def test_a_weight_used_twice_gets_its_gradient_in_float32():
-    """Were a cast kept, a use under no_grad would take the other's gradient away."""
-    layer, x = nn.Linear(8, 8), torch.randn(4, 8)
-    with autocast("bfloat16"):
-        with torch.no_grad():
-            layer(x)
-        layer(x).sum().backward()
-    assert layer.weight.grad is not None
+def test_a_weight_used_twice_adds_its_gradients_up_in_float32():
+    """As it does where two stages use it. Were its cast kept, they would add up in bfloat16."""
+    layer, inputs = nn.Linear(8, 8), torch.randn(2, 4, 8)
+
+    def gradient(*used):
+        layer.zero_grad()
+        with autocast("bfloat16"):
+            loss = sum(layer(x).square().mean() for x in used)
+        loss.backward()
+        return layer.weight.grad
+
+    apart = gradient(inputs[0]) + gradient(inputs[1])
+    assert torch.equal(gradient(*inputs), apart)
+    assert not torch.equal(apart, apart.bfloat16().float())
 
 
 def test_recurrent_layers_are_refused(tmp_path):
@@ -199,13 +205,14 @@ def test_recurrent_layers_are_refused(tmp_path):
 
 def test_messages_and_activations_of_half_the_size(tmp_path):
     """The plan counts bytes as they are."""
-    found = {}
+    found, saved = {}, {}
     for precision in ("fp32", "bf16"):
         spec = vary(
             tmp_path, "resnet18", {"width": 4}, data=IMAGES,
             train=TRAIN | {"precision": precision}, parallel={"pipeline": 2, "microbatches": 2},
         )  # fmt: skip
         lowered = lower(spec, tmp_path)
+        saved[precision] = sum(op.saved_bytes.per_sample for op in lowered.graph.ops)
         found[precision] = sum(
             meta.bytes.at(1)
             for program in lowered.programs
@@ -213,3 +220,4 @@ def test_messages_and_activations_of_half_the_size(tmp_path):
             for _, meta in edge.values
         )
     assert found["bf16"] * 2 == found["fp32"]
+    assert saved["bf16"] < 0.7 * saved["fp32"]
