@@ -57,7 +57,7 @@ def lists_of(kind: str) -> Iterator[None]:
         for name, overload, only_cpu in autocast_differences():
             kernel = torch.library.fallthrough_kernel if only_cpu else make_kernel(name, overload)
             qualified = name + f".{overload}" * (overload != "default")
-            library.impl(qualified, kernel, "AutocastCPU", allow_override=True)
+            library.impl(qualified, kernel, "AutocastCPU")
         yield
     finally:
         installed.pop()
