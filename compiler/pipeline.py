@@ -26,7 +26,15 @@ from .emit.plan_text import PlanPage, make_plan_page
 from .emit.render import render
 from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
-from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
+from .frontend.capture.recompute import recompute
+from .frontend.sources import (
+    copied_modules,
+    data_paths,
+    digest,
+    model_file,
+    script_module,
+    source_name,
+)
 from .ir.graph import Graph
 from .ir.plan import Plan
 from .ir.program import Program
@@ -46,7 +54,7 @@ Form = TypeVar("Form")
 Observer = Callable[[str, object], None]
 """Is told the name of each pass and the form that it made."""
 
-passes = ("capture", "segment", "place", "localize", "order", "communicate", "roll")
+passes = ("capture", "segment", "recompute", "place", "localize", "order", "communicate", "roll")
 
 
 def compile(
@@ -58,8 +66,10 @@ def compile(
     """
     job = lower(spec, folder or Path("generated") / spec.name, observe)
     files = render(job, job.graph.saved, copied_modules(spec))
-    scripts = [str(file.text) for file in files[: len(job.programs)]]
-    check_text(spec, job.graph, job.units, scripts, *microbatch_sizes(spec, job.plan))
+    first = job.plan.pipelines()[0]  # replicas run the same stages
+    scripts = [str(files[rank].text) for rank in first]
+    units = tuple(unit for unit in job.units if unit.rank in first)
+    check_text(spec, job.graph, units, scripts, *microbatch_sizes(spec, job.plan))
     return files
 
 
@@ -73,10 +83,12 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
 
     graph = checked("capture", capture(spec), verify_graph)  # the batch stays symbolic
     graph = checked("segment", segment(graph), verify_graph)
+    graph = checked("recompute", recompute(spec, graph), verify_graph)
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
     check_capture(spec, graph, plan)
-    graph = replace(graph, messages=graph.messages + check_mean(spec, graph, plan))
+    told = check_mean(spec, graph, plan.sizes(plan.global_batch))
+    graph = replace(graph, messages=graph.messages + told)
     observe("check", graph)
     units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))
     schedule = checked(
@@ -131,6 +143,7 @@ def make_job(
         hints=hints,
         boundary=name_boundary(units, hints),
         paths=data_paths(spec, folder),
+        weight_module=script_module(spec.model.weight.kind),
     )
 
 

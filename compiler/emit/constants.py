@@ -10,7 +10,8 @@ from .expression import number, plain
 def training_constants(spec: Spec, data: DataView | None, *, even: bool) -> list[str]:
     """A line for those that belong together."""
     lengths, rates = group(spec)
-    size = ["MICROBATCH_SIZE = GLOBAL_BATCH // MICROBATCHES"] if even else []
+    parts = "MICROBATCHES" if spec.parallel.data == 1 else "(MICROBATCHES * REPLICAS)"
+    size = [f"MICROBATCH_SIZE = GLOBAL_BATCH // {parts}"] if even else []
     timeout = f"datetime.timedelta(seconds={spec.train.timeout:g})"
     return [
         together(lengths),

@@ -37,3 +37,5 @@ class Job:
     boundary: Mapping[str, str]
     paths: tuple[str, ...]
     """The data's files as the scripts find them."""
+    weight_module: str = ""
+    """What the scripts import the user's weight from."""

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from ..ir.program import Collective, Loop, Program
 from ..ir.spec import SGD, AdamW, Spec
 from ..ir.unit import Unit
 from .expression import quote
 from .job import Job
 from .layout import wrap
+from .reducer import sum_over
 
 
 def optimizer_lines(spec: Spec, unit: Unit) -> Iterator[str]:
@@ -59,7 +61,7 @@ def lr_lines(spec: Spec) -> Iterator[str]:
         yield rate.format("done")
 
 
-def view_clip(job: Job, unit: Unit) -> dict[str, object]:
+def view_clip(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """Clipping by the norm of the whole model; a tied parameter counts on its first stage."""
     elsewhere = [
         h.fqn for h in unit.state if h.trainable and len(h.stages) > 1 and h.stages[0] != unit.stage
@@ -72,18 +74,28 @@ def view_clip(job: Job, unit: Unit) -> dict[str, object]:
         lines.append(f"counted = [p for name, p in stage.named_parameters() if name {others}]")
         parameters = "counted"
     lines.append(f"grads = [p.grad for p in {parameters} if p.grad is not None]")
-    if job.plan.world_size > 1:
+    pipeline = norm_group(program)
+    logs = unit.outputs and not program.coords.get("data", 0)
+    if pipeline:
         # without gradients the total is on the CPU, whatever the device
         there = ".to(device)" if job.spec.cluster.device.kind == "cuda" else ""
         lines.append(f"square = nn.utils.get_total_norm(grads).square(){there}")
-        lines.append('guard("the norm of all gradients", dist.all_reduce, square)')
-        lines += ["norm = square.sqrt()"] if unit.outputs else []
+        group = sum_over(job.plan, pipeline)
+        lines.append(f'guard("the norm of all gradients", dist.all_reduce, square{group})')
+        lines += ["norm = square.sqrt()"] if logs else []
     else:
         lines.append("norm = nn.utils.get_total_norm(grads)")
-    norm = "norm" if unit.outputs or job.plan.world_size == 1 else "square.sqrt()"
+    norm = "norm" if logs or not pipeline else "square.sqrt()"
     lines.append(f"nn.utils.clip_grads_with_norm_(stage.parameters(), MAX_NORM, {norm})")
-    lines += ["return norm"] if unit.outputs else []
+    lines += ["return norm"] if logs else []
     doc = "Clip by the norm over the whole model: the stages add up their squared norms."
-    if job.plan.world_size == 1:
+    if not pipeline:
         doc = "Clip by the norm over the whole model."
     return {"doc": doc, "lines": [wrapped for line in lines for wrapped in wrap(line, 4)]}
+
+
+def norm_group(program: Program) -> tuple[int, ...]:
+    """The ranks that add up their squared norms: those of the pipeline; () for one stage."""
+    loop = next(item for item in program.actions if isinstance(item, Loop))
+    sums = (c.group for c in loop.body if isinstance(c, Collective) and c.value == "norm")
+    return next(sums, ())

@@ -16,13 +16,13 @@ from .view import view_rank
 
 compilation_mark = "@compilation@"
 modules = (
-    "import ast", "import datetime", "import functools", "import glob", "import json",
-    "import math", "import os", "import random", "import struct", "import sys", "import sysconfig",
-    "import time", "import zlib",
+    "import ast", "import contextlib", "import datetime", "import functools", "import glob",
+    "import json", "import math", "import os", "import random", "import struct", "import sys",
+    "import sysconfig", "import time", "import zlib",
 )  # fmt: skip
 torch_modules = (
     "import torch", "import torch.distributed as dist", "import torch.nn as nn",
-    "import torch.nn.functional as F",
+    "import torch.nn.functional as F", "import torch.utils.checkpoint",
 )  # fmt: skip
 
 
@@ -62,6 +62,7 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
     template = templates.get_template("rank.py.j2")
     data = view["data"]
     own = list(data["modules"]) if isinstance(data, Mapping) else []
+    own = sorted({*own, *view["modules"]})  # type: ignore[misc]  # a list of lines
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
     constants = view["training_constants"]

@@ -30,6 +30,7 @@ from ..ir.spec import (
     Text,
     Train,
     Value,
+    Weight,
 )
 from .devices import known, unknown_gpu_links
 from .quantity import (
@@ -69,8 +70,13 @@ def build_model(tree: Tree) -> Model:
     return Model(
         factory=Factory(target=tree["factory"], args=build_arguments(tree.get("args", {}))),
         inputs=tuple((name, build_input(name, feed)) for name, feed in named),
+        weight=build_weight(tree.get("weight", {})),
         **pick(tree, "loss"),
     )
+
+
+def build_weight(tree: Any) -> Weight:
+    return Weight(kind=tree) if isinstance(tree, str) else Weight(**tree)
 
 
 def build_input(name: str | None, feed: Any) -> InputSpec:
@@ -192,6 +198,7 @@ def build_link(tree: Tree, usual: Link) -> Link:
 def build_parallel(tree: Tree, train: Train, cluster: Cluster | None) -> Parallel:
     """`auto` degrees become numbers here; where to cut is left to the planner."""
     data, cuts = tree.get("data", 1), tree.get("cuts", "auto")
+    recompute = tree.get("recompute", "none")
     pipeline: Any = tree.get("pipeline", "auto")
     if pipeline == "auto" and isinstance(cuts, list):
         pipeline = len(cuts) + 1
@@ -207,6 +214,8 @@ def build_parallel(tree: Tree, train: Train, cluster: Cluster | None) -> Paralle
         schedule=schedule["kind"] if isinstance(schedule, dict) else schedule,
         microbatches=microbatches,
         cuts=tuple(cuts) if isinstance(cuts, list) else cuts,
+        recompute=tuple(recompute) if isinstance(recompute, list) else recompute,
+        sync_batch_norm=tree.get("sync_batch_norm", False),
     )
 
 

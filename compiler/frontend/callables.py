@@ -35,6 +35,8 @@ def named_callables(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from factories(spec.model.factory.args, "model.args")
     if ":" in spec.model.loss:
         yield "model.loss", spec.model.loss
+    if ":" in spec.model.weight.kind:
+        yield "model.weight", spec.model.weight.kind
     if isinstance(spec.data, Dataset):
         yield "data.source", spec.data.source
         yield from factories(spec.data.args, "data.args")

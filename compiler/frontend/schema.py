@@ -24,11 +24,8 @@ from .document import Complaint, dotted, within
 # Words of the language's plan that no version admits yet: path -> what to do meanwhile.
 planned: Mapping[str, str] = MappingProxyType(
     {
-        "model.weight": "leave it out: the loss is the mean over samples",
         "model.weights": "leave it out: the model's own initialisation is used",
         "model.leaf": "leave it out: every module is captured",
-        "parallel.recompute": "leave it out: activations are kept",
-        "parallel.data": "data: 1",
         "data.source=tokens": "source: text, or a Dataset that reads the tokens",
         "train.precision=fp16": "precision: bf16",
     }

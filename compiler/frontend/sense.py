@@ -204,7 +204,17 @@ def count(number: int, noun: str) -> str:
 checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
     (("name",), check_name),
     (("model",), check_keywords),
-    (("model.factory", "model.args", "model.loss", "data.source", "data.args"), check_callables),
+    (
+        (
+            "model.factory",
+            "model.args",
+            "model.loss",
+            "model.weight",
+            "data.source",
+            "data.args",
+        ),
+        check_callables,
+    ),
     (("model.inputs", "data.source", "data.fields", "data.files"), check_inputs),
     (
         ("model.inputs", "data.source", "data.samples", "data.fields", "train.global_batch"),

@@ -54,19 +54,26 @@ def relative(path: str, spec: Spec, folder: Path, *, pattern: bool = False) -> s
 
 def copied_modules(spec: Spec) -> dict[str, str]:
     """The user's modules that the scripts import, which are copied beside them: name -> text."""
-    place = spec.data.source.partition(":")[0] if isinstance(spec.data, Dataset) else ""
-    if not place.endswith(".py"):
-        return {}
-    path = spec.folder / place
-    texts = {module_name(path): path.read_text(encoding="utf-8")}
-    queue = list(texts.values())
+    targets = [spec.data.source] if isinstance(spec.data, Dataset) else []
+    targets.append(spec.model.weight.kind)
+    places = [target.partition(":")[0] for target in targets if ".py:" in target]
+    paths = [spec.folder / place for place in places]
+    texts = {module_name(path): path.read_text(encoding="utf-8") for path in paths}
+    queue = [(path, texts[module_name(path)]) for path in paths]
     while queue:  # the modules beside it that it imports come along
-        for name in imports(queue.pop()):
+        path, text = queue.pop()
+        for name in imports(text):
             beside = path.with_name(f"{name}.py")
             if name not in texts and beside.is_file():
                 texts[name] = beside.read_text(encoding="utf-8")
-                queue.append(texts[name])
+                queue.append((beside, texts[name]))
     return {f"{name}.py": text for name, text in texts.items()}
+
+
+def script_module(target: str) -> str:
+    """The module that a script imports for `file.py:name` or `package.module:name`."""
+    place = target.partition(":")[0]
+    return module_name(Path(place)) if place.endswith(".py") else place
 
 
 def imports(text: str) -> list[str]:

@@ -39,6 +39,18 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """What the mean of the loss and of the metrics is over."""
+
+    kind: str = "samples"
+    """`samples`; `tokens`: the elements of a field that are not ignore_index; or a function of the
+    data's fields, by the names of its arguments: `file.py:callable`, `package.module:callable`."""
+    field: str | None = None
+    """Of tokens; None for the one field that the loss takes."""
+    ignore_index: int = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     factory: Factory
     inputs: tuple[tuple[str | None, InputSpec], ...] = ()
@@ -48,6 +60,7 @@ class Model:
     """`output`: the model returns it. Otherwise a function of the model's output and of the data's
     fields that feed no input: a name in torch.nn.functional, `file.py:callable` or
     `package.module:callable`."""
+    weight: Weight = Weight()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +231,11 @@ class Parallel:
     """Of each replica; `auto` is 4 for each stage, at most one for each sample."""
     cuts: tuple[str, ...] | Literal["auto"] = "auto"
     """Paths of the modules where stages 1, 2, ... begin."""
+    recompute: tuple[str, ...] | Literal["none", "stage"] = "none"
+    """What the backward computes again: nothing, each stage from what it receives (GPipe, Huang et
+    al. 2019, section 2.3), or the modules at these paths from their inputs."""
+    sync_batch_norm: bool = False
+    """Batch norms look at all replicas' samples of a microbatch number together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

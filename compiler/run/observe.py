@@ -8,7 +8,8 @@ at the end, all by the names in the user's model. It relies on this of a script:
 that it calls is the stage, and the optimizer was given the stage's `named_parameters()`. A stage
 that is all frozen has no optimizer, hence no steps.
 
-FORWARDS is `all`, or after how many forwards of the stage, those of the steps to be seen, to stop.
+FORWARDS is `all`, or for each rank, with commas between, after how many forwards of its stage,
+those of the steps to be seen, to stop.
 A rank that feeds itself stops before the next forward, with exit code 0. The others cannot go on
 then: an error that comes of it, when all their steps are done, ends them with exit code 0, too.
 
@@ -18,7 +19,7 @@ DEVICE is the kind of device that the script is for: its autocast's lists apply 
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,19 +176,25 @@ def read(folder: Path, world_size: int) -> tuple[Recording, ...]:
     return tuple(recordings)
 
 
-def wrapper(folder: Path, max_forwards: int | None = None, device: str = "cpu") -> tuple[str, ...]:
-    """The arguments that put an observer around a script, for either way to launch."""
-    forwards = "all" if max_forwards is None else str(max_forwards)
+def wrapper(
+    folder: Path, max_forwards: Sequence[int] | None = None, device: str = "cpu"
+) -> tuple[str, ...]:
+    """The arguments that put an observer around a script, for either way to launch.
+
+    `max_forwards`: by rank; `device`: the kind that the script is for.
+    """
+    forwards = "all" if max_forwards is None else ",".join(map(str, max_forwards))
     return "-m", "ppc.run.observe", str(folder.absolute()), forwards, device
 
 
 def main() -> None:
     """Run the script named on the command line under observation."""
     folder, forwards, device, script, *arguments = sys.argv[1:]
-    max_forwards = None if forwards == "all" else int(forwards)
+    rank = int(os.environ["RANK"])
+    max_forwards = None if forwards == "all" else int(forwards.split(",")[rank])
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).absolute().parent)
-    with lists_of(device), observing(Path(folder), int(os.environ["RANK"]), max_forwards):
+    with lists_of(device), observing(Path(folder), rank, max_forwards):
         runpy.run_path(script, run_name="__main__")
 
 

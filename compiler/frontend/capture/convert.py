@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ...errors import CaptureError
 from ...ir.graph import Arg, CallId, Items, Op, Recipe, Ref, State, Statement, TensorMeta
 from .arguments import dtype_name, spelling, to_arg
+from .checkpoints import Regions
 from .export import RawCall, Traced, needs_values
 from .places import Places, module_path, users_location
 from .private import inline_region, without_out
@@ -42,13 +43,14 @@ class Raw:
     call_statements: dict[CallId, int] = field(default_factory=dict)
     parents: dict[CallId, CallId] = field(default_factory=dict)
     statements: dict[int, Statement] = field(default_factory=dict)
+    checkpoints: Regions = field(default_factory=Regions)
 
 
 class Converter:
     """Walks the traced nodes of one program in order."""
 
     def __init__(self, traced: Traced) -> None:
-        self.raw = Raw()
+        self.raw = Raw(checkpoints=traced.checkpoints)
         self.traced = traced
         self.nodes: dict[Node, Arg] = {}
         """Traced node -> what it is in the graph."""

@@ -1,7 +1,7 @@
 """The user's model and loss as one module: from the fields of a microbatch to the loss."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -10,12 +10,15 @@ from ...errors import Location
 from ...ir.spec import Spec
 from .autocast import autocast
 from .fields import Binding
-from .loss import Loss, find_loss
-from .private import is_fake, masks_unread
+from .loss import Loss, find_loss, take_apart
+from .private import checkpoints_plain, is_fake, masks_unread
 
 
 class Training(nn.Module):
-    """Takes the fields in the binding's order, returns the mean loss over the samples."""
+    """Takes the fields in the binding's order; returns the microbatch's loss and then its metrics,
+    whose names are in `names` then."""
+
+    names: tuple[str, ...] = ("loss",)
 
     def __init__(
         self,
@@ -26,24 +29,29 @@ class Training(nn.Module):
         autocast: str | None = None,
     ) -> None:
         super().__init__()
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what a checkpoint of the model's own calls."""
         self.model, self.loss, self.binding, self.where = model, loss, binding, where
         self.autocast = autocast
         """The dtype that forward is to run under."""
 
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
-        with masks_applied(self.model) if any(map(is_fake, values)) else nullcontext():
+        masks = masks_applied(self.model) if any(map(is_fake, values)) else nullcontext()
+        with masks, checkpoints_plain(self.around):
             output = self.model(
                 *(fields[name] for name in self.binding.positional),
                 **{argument: fields[name] for argument, name in self.binding.keywords.items()},
             )
-        return self.loss(output, *(fields[name] for name in self.binding.loss))
+        results = take_apart(self.loss(output, *(fields[name] for name in self.binding.loss)))
+        self.names = tuple(results)
+        return tuple(results.values())
 
-    def run(self, *values: torch.Tensor) -> torch.Tensor:
-        """The loss, in the spec's precision."""
+    def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The same, in the spec's precision."""
         with autocast(self.autocast):
-            loss: torch.Tensor = self(*values)
-        return loss
+            results: tuple[torch.Tensor, ...] = self(*values)
+        return results
 
 
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
