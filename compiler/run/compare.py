@@ -152,7 +152,7 @@ class Compare:
         found = torch.tensor(self.reference.results[step]["loss"], dtype=torch.float64)
         expected = {"loss": torch.tensor(whole.results["loss"], dtype=torch.float64)}
         yield measure("whole", step, "loss", found, expected, self.limit)
-        limit = self.limit * min(1.0, largest(whole.gradients.values()))
+        limit = self.gradient_limit * min(1.0, largest(whole.gradients.values()))
         for name, tensor in whole.summed.items():
             yield measure("whole", step, name, tensor, whole.gradients, limit)
 
