@@ -38,8 +38,8 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     again = view_recompute(job, program, unit)
     steps = StepWriter(
         plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
-        norms=bool(again["norms"]) and program.rerun,
-        weight=spec.model.weight,
+        norms=bool(again["norms"]) and program.rerun, weight=spec.model.weight,
+        autocast=spec.train.precision == "bf16",
     )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
     return {
@@ -53,6 +53,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "default_dtype": default_dtype(spec),
         "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
         "seeds": bool(unit.seeds),
+        "compiled": spec.train.compile,
         "draws": weights.draws,
         "saved": weights.saved,
         "init": weights.lines,

@@ -141,7 +141,10 @@ def build_random_field(tree: Tree) -> RandomField:
 
 
 def build_train(tree: Tree) -> Train:
-    names = "global_batch", "steps", "epochs", "clip_norm", "clip_value", "precision", "seed"
+    names = (
+        "global_batch", "steps", "epochs", "clip_norm", "clip_value", "precision", "compile",
+        "seed",
+    )  # fmt: skip
     given = pick(tree, *names)
     if "epochs" in given:
         given["steps"] = None
@@ -202,7 +205,7 @@ def build_device(tree: Any) -> tuple[Device, Links]:
         memory = int(parse_quantity(tree["memory"], bytes_units))
     if "flops" in tree:
         flops = {name: parse_quantity(rate, flops_units) for name, rate in tree["flops"].items()}
-        flops.setdefault("fp64", flops["fp32"] / 2)
+        flops = {"fp64": flops["fp32"] / 2, "bf16": flops["fp32"]} | flops
     if "memory_bandwidth" in tree:
         bandwidth = parse_quantity(tree["memory_bandwidth"], bandwidth_units)
     made = Device(kind=tree["kind"], memory=memory, flops=flops, memory_bandwidth=bandwidth)

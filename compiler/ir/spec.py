@@ -231,7 +231,10 @@ class Train:
     """Greatest norm of the whole model's gradient; None: not clipped."""
     clip_value: float | None = None
     """Greatest element of it, up and down; None: not clipped."""
-    precision: Literal["fp32", "fp64"] = "fp32"
+    precision: Literal["fp32", "fp64", "bf16"] = "fp32"
+    """bf16: weights, gradients and the optimizer in fp32, forward under torch.autocast."""
+    compile: bool = False
+    """Whether each stage's forward goes through torch.compile."""
     seed: int = 0
     timeout: float = 600.0
     """Seconds of any wait on another rank."""
@@ -245,7 +248,7 @@ class Device:
     memory: int
     """Bytes."""
     flops: Mapping[str, float]
-    """Precision -> dense FLOP/s; it has fp32 and fp64."""
+    """Precision -> dense FLOP/s; it has fp32, fp64 and bf16."""
     memory_bandwidth: float
     """Bytes/s."""
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RunError
-from ..frontend.capture.build import build_model, default_dtype
+from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import Binding, bind, read_fields
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
@@ -96,7 +96,7 @@ def run_reference(
     for, those of a new model by default; `follow` is what other programs did. Raises CaptureError
     where the user's code fails, RunError where its randomness cannot be followed.
     """
-    with one_thread(), torch.random.fork_rng(devices=[]), default_dtype(spec.train.precision):
+    with one_thread(), torch.random.fork_rng(devices=[]), numerics(spec):
         model = build_model(spec)
         real = full_state(model)
         values = replay_weights(graph, spec.train.seed, saved={**real, **(saved or {})})
@@ -189,12 +189,12 @@ def accumulate(
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
             seeder.microbatch(spec.train.seed, step, index),
         ):
-            results = training(*batch)
+            results = training.run(*batch)
         share = weights[index] / sum(weights)
         if not share:
             continue
         if results[0].requires_grad:
-            (share * results[0]).backward()
+            (share * results[0]).backward()  # type: ignore[no-untyped-call]
         for name, result in zip(training.names, results, strict=True):
             totals[name] = totals.get(name, 0.0) + share * float(result.detach())
     replicas.enter(0)

@@ -52,7 +52,7 @@ def read_fields(spec: Spec) -> dict[str, TensorMeta]:
         }
     else:
         fields = read_sample(spec, spec.data)
-    floats = {"fp32": "float32", "fp64": "float64"}[spec.train.precision]
+    floats = "float64" if spec.train.precision == "fp64" else "float32"
     return {
         name: TensorMeta(meta.shape, floats if is_float(meta.dtype) else meta.dtype)
         for name, meta in fields.items()
