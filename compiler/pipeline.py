@@ -57,7 +57,8 @@ def compile(
     Raises CaptureError and PlanError for what the user can mend; nothing is written.
     """
     job = lower(spec, folder or Path("generated") / spec.name, observe)
-    files = render(job, job.graph.saved, copied_modules(spec))
+    copies = copied_modules(spec, job.graph.registered.values())
+    files = render(job, job.graph.saved, copies)
     scripts = [str(file.text) for file in files[: len(job.programs)]]
     check_text(spec, job.graph, job.units, scripts, *microbatch_sizes(spec, job.plan))
     return files

@@ -61,7 +61,8 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
     """One script: its text first, then the imports and constants that the text uses."""
     template = templates.get_template("rank.py.j2")
     data = view["data"]
-    own = list(data["modules"]) if isinstance(data, Mapping) else []
+    own = [*view["registering"]]  # type: ignore[misc]
+    own += data["modules"] if isinstance(data, Mapping) else []
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
     constants = view["training_constants"]

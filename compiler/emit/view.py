@@ -6,7 +6,7 @@ Arithmetic, naming and joining happen here; a template shows what it gets.
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from ..ir.graph import TensorMeta
+from ..ir.graph import Graph, TensorMeta
 from ..ir.program import Loop, Program
 from ..ir.unit import Unit
 from .classes import Class
@@ -53,6 +53,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "init": weights.lines,
         "init_doc": init_doc(draws=weights.draws),
         "data": data and asdict(data),
+        "registering": registering(job.graph, unit),
         "general": is_general(program),
         "uneven": not plan.even,
         "comm": view_comm(job, program) if program.edges else None,
@@ -62,6 +63,17 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "start": list(start_lines(job, program, unit, data)),
         "finish": list(finish_lines(program)),
     }
+
+
+def registering(graph: Graph, unit: Unit) -> list[str]:
+    """Imports of the user's modules that register operations of this stage."""
+    found: dict[str, list[str]] = {}
+    for target in sorted({op.target for op in unit.ops} & graph.registered.keys()):
+        found.setdefault(graph.registered[target], []).append(target.rpartition(".")[0])
+    return [
+        f"import {module}  # noqa: F401  # registers torch.ops.{', torch.ops.'.join(operations)}"
+        for module, operations in sorted(found.items())
+    ]
 
 
 def init_doc(*, draws: bool) -> str:

@@ -7,6 +7,7 @@ import keyword
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..ir.spec import Arrays, Dataset, Spec, Text
@@ -52,21 +53,28 @@ def relative(path: str, spec: Spec, folder: Path, *, pattern: bool = False) -> s
     return Path(os.path.relpath(Path(start) / path, end)).as_posix()
 
 
-def copied_modules(spec: Spec) -> dict[str, str]:
-    """The user's modules that the scripts import, which are copied beside them: name -> text."""
+def copied_modules(spec: Spec, registering: Iterable[str] = ()) -> dict[str, str]:
+    """The user's modules that the scripts import, which are copied beside them: name -> text.
+
+    `registering`: those beside the model's that register operations.
+    """
+    texts: dict[str, str] = {}
     place = spec.data.source.partition(":")[0] if isinstance(spec.data, Dataset) else ""
-    if not place.endswith(".py"):
-        return {}
-    path = spec.folder / place
-    texts = {module_name(path): path.read_text(encoding="utf-8")}
-    queue = list(texts.values())
-    while queue:  # the modules beside it that it imports come along
-        for name in imports(queue.pop()):
-            beside = path.with_name(f"{name}.py")
-            if name not in texts and beside.is_file():
-                texts[name] = beside.read_text(encoding="utf-8")
-                queue.append(texts[name])
+    if place.endswith(".py"):
+        path = spec.folder / place
+        copy(module_name(path), path, texts)
+    for name in registering:
+        copy(name, model_file(spec).with_name(f"{name}.py"), texts)
     return {f"{name}.py": text for name, text in texts.items()}
+
+
+def copy(name: str, path: Path, texts: dict[str, str]) -> None:
+    """Add a module, and those beside it that it imports."""
+    texts[name] = path.read_text(encoding="utf-8")
+    for other in imports(texts[name]):
+        beside = path.with_name(f"{other}.py")
+        if other not in texts and beside.is_file():
+            copy(other, beside, texts)
 
 
 def imports(text: str) -> list[str]:

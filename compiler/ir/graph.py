@@ -233,6 +233,9 @@ class Graph:
     statements: Mapping[int, Statement] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     """What to call a value that no statement names: the model's output, as the loss calls it."""
+    registered: Mapping[str, str] = field(default_factory=dict)
+    """Operations of the user's own, `bench.sleep.default` -> the module beside the model's that
+    registers them."""
     layers: tuple[Layer, ...] = ()
     evaluation: "Graph | None" = None
     """Where it differs from the training graph."""

@@ -38,13 +38,9 @@ from .user import location
 
 
 def assemble(
-    spec: Spec,
-    raw: Raw,
-    built: Built,
-    training: Training,
-    sizes: tuple[int, int],
+    spec: Spec, raw: Raw, built: Built, training: Training, sizes: tuple[int, int],
     messages: tuple[str, ...],
-) -> Graph:
+) -> Graph:  # fmt: skip
     """Put the parts together. `sizes`: two batch sizes to measure at, equal for a fixed one."""
     folder = spec.folder
     names = {
@@ -76,6 +72,7 @@ def assemble(
         statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},
         saved=saved,
         messages=messages + told,
+        registered=raw.registered,
     )
 
 
