@@ -202,7 +202,7 @@ def is_fast(r: dict) -> bool:
 
 
 def is_hidden(r: dict) -> bool:
-    """gpipe hides a transfer behind other microbatches; 1f1b has too few under way for that, and
+    """A transfer hides behind other microbatches of gpipe; 1f1b has too few under way for that and
     should come near to what the simulator says."""
     if "1f1b" in r["case"]:
         return r["share_of_simulated"] >= LARGE_SHARE
