@@ -8,7 +8,8 @@ import pytest
 from emitted import emit
 from jobs import make_spec, prove
 
-from ppc.errors import CaptureError
+from ppc.check.text import check_text
+from ppc.errors import CaptureError, InternalError
 from ppc.pipeline import compile, lower
 
 pytestmark = pytest.mark.torch
@@ -190,3 +191,16 @@ def test_a_name_of_torchs_in_another_namespace_means_nothing(tmp_path):
         code = NET.replace("ppc_tests.cube", f"ppc_tests.{name}")
         emitted = emit(job(folder, cubes, code))
         assert emitted.script().count(f"torch.ops.ppc_tests.{name}(") == 2
+
+
+def test_large_models_are_compared_by_operations(tmp_path, monkeypatch):
+    """Theirs among them, whatever it is called."""
+    for module in ("capture", "text"):
+        monkeypatch.setattr(f"ppc.check.{module}.is_small", lambda *_: False)
+    cubes, code = (text.replace("cube", "clone") for text in (CUBE, NET.replace("cubes", "twins")))
+    (tmp_path / "twins.py").write_text(cubes)
+    emitted = emit(job(tmp_path, code=code))
+    wrong = emitted.script().replace("self.a.weight, (2.0,)", "self.a.weight, (3.0,)")
+    assert wrong != emitted.script()
+    with pytest.raises(InternalError, match="clone"):
+        check_text(emitted.spec, emitted.job.graph, emitted.job.units, [wrong], 2)
