@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 TIMEOUT_S = 600.0
 MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**33)}
 """Freed memory stays with the process, on both sides, as it does on a GPU. Else glibc gives large
-blocks back and faults them in again, by luck more on one side: up to 3 % of a step."""
+blocks back and faults them in again, more on one side by luck: some per cent of a step."""
 
 
 @dataclass(frozen=True, slots=True)
