@@ -19,6 +19,7 @@ from .analysis.predict import predict, step_s
 from .check.capture import check_capture, microbatch_sizes
 from .check.mean import check_mean
 from .check.text import check_text
+from .check.update import check_update
 from .emit.boundary import name_boundary
 from .emit.hints import name_values
 from .emit.job import Job
@@ -26,7 +27,15 @@ from .emit.plan_text import PlanPage, make_plan_page
 from .emit.render import render
 from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
-from .frontend.sources import copied_modules, data_paths, digest, model_file, source_name
+from .frontend.capture.recompute import recompute
+from .frontend.sources import (
+    copied_modules,
+    data_paths,
+    digest,
+    model_file,
+    script_module,
+    source_name,
+)
 from .ir.graph import Graph
 from .ir.plan import Plan
 from .ir.program import Program
@@ -46,7 +55,7 @@ Form = TypeVar("Form")
 Observer = Callable[[str, object], None]
 """Is told the name of each pass and the form that it made."""
 
-passes = ("capture", "segment", "place", "localize", "order", "communicate", "roll")
+passes = ("capture", "segment", "recompute", "place", "localize", "order", "communicate", "roll")
 
 
 def compile(
@@ -57,10 +66,11 @@ def compile(
     Raises CaptureError and PlanError for what the user can mend; nothing is written.
     """
     job = lower(spec, folder or Path("generated") / spec.name, observe)
-    copies = copied_modules(spec, job.graph.registered.values())
-    files = render(job, job.graph.saved, copies)
-    scripts = [str(file.text) for file in files[: len(job.programs)]]
-    check_text(spec, job.graph, job.units, scripts, *microbatch_sizes(spec, job.plan))
+    files = render(job, job.graph.saved, copied_modules(spec, job.graph.registered.values()))
+    first = job.plan.pipelines()[0]  # replicas run the same stages
+    scripts = [str(files[rank].text) for rank in first]
+    units = tuple(unit for unit in job.units if unit.rank in first)
+    check_text(spec, job.graph, units, scripts, *microbatch_sizes(spec, job.plan))
     return files
 
 
@@ -74,10 +84,13 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
 
     graph = checked("capture", capture(spec), verify_graph)  # the batch stays symbolic
     graph = checked("segment", segment(graph), verify_graph)
+    graph = checked("recompute", recompute(spec, graph), verify_graph)
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
+    check_update(spec, graph, plan)
     check_capture(spec, graph, plan)
-    graph = replace(graph, messages=graph.messages + check_mean(spec, graph, plan))
+    told = check_mean(spec, graph, plan.sizes(plan.global_batch))
+    graph = replace(graph, messages=graph.messages + told)
     observe("check", graph)
     units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))
     schedule = checked(
@@ -132,6 +145,8 @@ def make_job(
         hints=hints,
         boundary=name_boundary(units, hints),
         paths=data_paths(spec, folder),
+        weight_module=script_module(spec.model.weight.kind),
+        course_module=script_module(spec.train.lr_schedule.name),
     )
 
 

@@ -61,13 +61,28 @@ def price(graph: Graph, spec: Spec) -> Costs:
         for layer in graph.layers
     )
     factors = backward_factors(graph)
+    again = tuple(
+        again_s(layer, seconds, samples)
+        for layer, seconds in zip(graph.layers, forward, strict=True)
+    )
     return Costs(
         microbatch_size=samples,
         forward_s=forward,
-        backward_s=tuple(f * factor for f, factor in zip(forward, factors, strict=True)),
+        backward_s=tuple(
+            seconds * factor + more * (factor > 0)
+            for seconds, factor, more in zip(forward, factors, again, strict=True)
+        ),
         links=spec.cluster.links,
         devices_per_node=spec.cluster.devices_per_node,
     )
+
+
+def again_s(layer: Layer, forward_s: float, samples: int) -> float:
+    """Seconds of the calls that run again in a layer's backward: their share of its forward."""
+    flops = layer.flops.at(samples)
+    if not flops:
+        return forward_s * (layer.again_bytes.at(samples) > 0)
+    return forward_s * layer.again_flops.at(samples) / flops
 
 
 def microbatch_size(spec: Spec) -> int:

@@ -3,9 +3,11 @@
 The peak is in the steady state, when most microbatches are between their forward and backward:
   parameters   with buffers, a tied one on every stage that needs it
   gradients    of the trainable ones, alive from the first backward to the update
-  optimizer    AdamW two moments (three with amsgrad), SGD one with momentum; those of the trainable
-  activations  what autograd keeps, by live microbatch; the largest gradient inside a backward, of
-               a value or of a parameter before it is added to the others
+  optimizer    what its class keeps of the trainable ones: AdamW two moments, Adafactor means
+               of rows and columns
+  activations  what autograd keeps, by live microbatch, or of one where the stage runs again before
+               its backward; of the largest call that runs again; the largest gradient inside a
+               backward, of a value or of a parameter before it is added to the others
   buffers      the messages: by live microbatch what was received and what was sent, for both are
                kept until their gradients are done; on each edge the receives posted ahead; of
                gradients one in use and as many ahead or under way. On GPUs NCCL's own, for each
@@ -29,9 +31,10 @@ import numpy as np
 from ..ir.graph import Graph
 from ..ir.plan import Plan
 from ..ir.report import Memory
-from ..ir.spec import AdamW, Optimizer, Spec
-from .cost import microbatch_size
+from ..ir.spec import Spec
+from .cost import Costs, microbatch_size
 from .dataflow import flows, holders, metas
+from .moments import factored_bytes, optimizer_copies
 from .reach import (
     Bytes,
     Reach,
@@ -56,8 +59,12 @@ class Footprint:
 
     state: Bytes
     trainable: Bytes
+    factored: Bytes
+    """What Adafactor keeps of the trainable ones."""
     saved: Bytes
     """By one microbatch."""
+    again: Bytes
+    """By the largest call that runs again in a backward, while it does."""
     largest: Bytes
     """The largest gradient computed inside."""
     received: Bytes
@@ -111,6 +118,20 @@ def live_microbatches(spec: Spec, stage: int) -> int:
     return min(parallel.microbatches, parallel.pipeline - stage)
 
 
+def reruns(spec: Spec, stage: int) -> bool:
+    """Whether a stage runs forward again before each backward: it needs not where that follows at
+    once, so that no other microbatch is live."""
+    return spec.parallel.recompute == "stage" and live_microbatches(spec, stage) > 1
+
+
+def layer_s(costs: Costs, spec: Spec, stage: int) -> tuple[float, ...]:
+    """Seconds of each layer as a part of this stage: forward, backward, and forward again."""
+    if not reruns(spec, stage):
+        return costs.layer_s
+    pairs = zip(costs.layer_s, costs.forward_s, costs.backward_s, strict=True)
+    return tuple(seconds + again * (back > 0) for seconds, again, back in pairs)
+
+
 def peak_bytes(
     footprint: Footprint, spec: Spec, stage: int, run: tuple[int, int] | EllipsisType
 ) -> tuple[Bytes, Bytes, Bytes, Bytes, Bytes]:
@@ -120,13 +141,16 @@ def peak_bytes(
     """
     parallel, live = spec.parallel, live_microbatches(spec, stage)
     trainable = footprint.trainable[run]
-    activations = live * footprint.saved[run] + footprint.largest[run]
+    kept = 1 if reruns(spec, stage) else live
+    activations = kept * footprint.saved[run] + footprint.again[run] + footprint.largest[run]
     ahead = receives_ahead(min(parallel.pipeline - 1, footprint.farthest))
-    kept, under_way = (min(parallel.microbatches, count + ahead) for count in (live, 1))
-    messages = kept * footprint.received[run] + live * footprint.sent[run]
+    taken, under_way = (min(parallel.microbatches, count + ahead) for count in (live, 1))
+    messages = taken * footprint.received[run] + live * footprint.sent[run]
     gradients = footprint.gradients_received[run] + footprint.gradients_sent[run]
     groups = COMMUNICATOR_BYTES * process_groups(footprint, spec, stage, run)
     moments = optimizer_copies(spec.train.optimizer) * trainable
+    if spec.train.optimizer.name == "Adafactor":
+        moments = footprint.factored[run]
     buffers = messages + under_way * gradients + groups
     return footprint.state[run], trainable, moments, activations, buffers
 
@@ -134,22 +158,18 @@ def peak_bytes(
 def process_groups(
     footprint: Footprint, spec: Spec, stage: int, run: tuple[int, int] | EllipsisType
 ) -> Bytes:
-    """NCCL's communicators on the rank of a stage: the world's, the edges' and those of parameters
-    held by several stages, but not by all. None on CPUs."""
+    """NCCL's communicators on the rank of a stage: the world's, the edges', those of parameters
+    held by several stages, but not by all, and where there are replicas the stage's own and the
+    pipeline's. None on CPUs."""
     stages = spec.parallel.pipeline
     before = np.minimum(footprint.edges_before[run], 2 * stage)
     after = np.minimum(footprint.edges_after[run], 2 * (stages - 1 - stage))
     shared = footprint.shared[run] * (stages > 2)
-    used = spec.cluster.device.kind == "cuda" and stages > 1
-    groups: Bytes = (1 + before + after + shared) * used
+    data = spec.parallel.data > 1
+    replicas = data * (1 + (stages > 1 and spec.train.clip_norm is not None))
+    used = spec.cluster.device.kind == "cuda" and (stages > 1 or data)
+    groups: Bytes = (1 + before + after + shared + replicas * (stages > 1)) * used
     return groups
-
-
-def optimizer_copies(optimizer: Optimizer) -> int:
-    """Tensors that the optimizer keeps for each trainable parameter."""
-    if isinstance(optimizer, AdamW):
-        return 3 if optimizer.amsgrad else 2
-    return 1 if optimizer.momentum else 0
 
 
 def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None) -> Footprint:
@@ -169,15 +189,19 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         for f in moving
         if (reach := parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))).readers
     ]
+    trained = [(meta, reach) for meta, reach in states if meta.requires_grad]
     saved = [layer.activation_bytes.at(samples) for layer in graph.layers]
+    again = [layer.again_bytes.at(samples) for layer in graph.layers]
     activations = [reach for _, reach in values]
     gradients = [reach for meta, reach in values if meta.requires_grad]
     pairs, back = pairs_of(activations), pairs_of(gradients)
-    tied = {reach.readers for meta, reach in states if meta.requires_grad}
+    tied = {reach.readers for _, reach in trained}
     return Footprint(
         state=entering(size, [reach for _, reach in states]),
-        trainable=entering(size, [reach for meta, reach in states if meta.requires_grad]),
+        trainable=entering(size, [reach for _, reach in trained]),
+        factored=entering(size, [replace(r, size=factored_bytes(m)) for m, r in trained]),
         saved=sums(parts.split(saved, sum)),
+        again=largest(parts.split(again, max)),
         largest=largest(parts.split(largest_gradients(graph, samples), max)),
         received=entering(size, activations),
         sent=leaving(size, activations),

@@ -10,7 +10,7 @@ from ..ir.schedule import Kind, Schedule
 from ..ir.spec import Spec
 from .cost import Costs
 from .diagram import timing_diagram
-from .memory import measure_memory
+from .memory import measure_memory, reruns
 from .simulate import Clock, simulate
 
 diagram_width = 79
@@ -58,6 +58,9 @@ def read_clock(
         for stage in plan.stages
         for kind, times in ((Kind.F, costs.forward_s), (Kind.B, costs.backward_s))
     }
+    for stage in plan.stages:
+        if reruns(spec, stage.index) and compute[stage.index, Kind.B]:
+            compute[stage.index, Kind.B] += compute[stage.index, Kind.F]
     edges = {edge.name: edge for program in programs for edge in program.edges}
     transfer = {
         name: costs.message_s(
@@ -65,14 +68,18 @@ def read_clock(
         )
         for name, e in edges.items()
     }
-    collective = collective_s(graph, programs, costs, spec)
+    collective = collective_s(graph, plan, programs, costs, spec)
     return Clock(compute, transfer_s=transfer, collective_s=collective)
 
 
 def collective_s(
-    graph: Graph, programs: tuple[Program, ...], costs: Costs, spec: Spec
+    graph: Graph, plan: Plan, programs: tuple[Program, ...], costs: Costs, spec: Spec
 ) -> Mapping[str, float]:
-    """Seconds of each collective, by what is combined: a gradient, or the norm's one number."""
+    """Seconds for which each collective holds up its ranks, by what is combined: gradients, the
+    norm's or the loss's one number.
+
+    Buckets run beside the last backward: what it does not cover is left, at least one bucket.
+    """
     number = TensorMeta((), {"fp32": "float32", "fp64": "float64"}[spec.train.precision])
     found = {
         action
@@ -81,5 +88,27 @@ def collective_s(
         if isinstance(action, Collective)
     }
     sizes = {f"gradient of {fqn}": p.meta.bytes.at(1) for fqn, p in graph.parameters.items()}
-    sizes["norm"] = number.bytes.at(1)
-    return {c.value: costs.all_reduce_s(c.group, sizes[c.value]) for c in found}
+    sizes |= dict.fromkeys(("norm", "loss"), number.bytes.at(1))
+    seconds = {}
+    for collective in found:
+        name, group = collective.value, collective.group
+        if not collective.bucket_bytes:
+            seconds[name] = costs.all_reduce_s(group, sizes[name])
+            continue
+        stage = next(stage for stage in plan.stages if stage.mesh.ranks == group)
+        size = own_gradient_bytes(graph, plan, stage.index)
+        covered = sum(costs.backward_s[layer] for layer in stage.layers)
+        seconds[name] = max(
+            costs.all_reduce_s(group, size) - covered,
+            costs.all_reduce_s(group, min(size, collective.bucket_bytes)),
+        )
+    return seconds
+
+
+def own_gradient_bytes(graph: Graph, plan: Plan, stage: int) -> int:
+    """Of the trainable parameters that no other stage holds."""
+    return sum(
+        graph.parameters[fqn].meta.bytes.at(1)
+        for fqn, placed in plan.placements.items()
+        if [index for index, _ in placed] == [stage] and graph.parameters[fqn].meta.requires_grad
+    )

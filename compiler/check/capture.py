@@ -175,9 +175,9 @@ def first(parameter: Parameter) -> Tensor:
 def run_model(graph: Graph, training: Training, inputs: Sequence[Tensor]) -> Outcome:
     """The user's own model."""
     training.model.zero_grad()
-    loss = training(*inputs)
+    loss, *metrics = training(*inputs)
     state = dict(state_tensors(training.model))
-    return finish(loss, state, kept(graph) & state.keys())
+    return finish(loss, metrics, state, kept(graph) & state.keys())
 
 
 def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
@@ -208,9 +208,9 @@ def users_results(
 ) -> dict[str, Tensor]:
     """Run the user's model as it was captured: its loss, and what it leaves changed."""
     with libraries_export():
-        loss = training(*given.values())
+        results = training(*given.values())
     after = dict(state_tensors(training.model))
-    return {"loss": loss} | {name: after[name] for name in changed}
+    return dict(zip(training.names, results, strict=True)) | {name: after[name] for name in changed}
 
 
 def graphs_results(
@@ -219,8 +219,8 @@ def graphs_results(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Run the graph: the same."""
     values = run_ops(graph.ops, graph.canonical, state, given, batch)
-    loss: Any = values[graph.outputs[0][1]]
-    return {"loss": loss} | {name: state[name] for name in changed}
+    results: dict[str, Any] = {name: values[value] for name, value in graph.outputs}
+    return results | {name: state[name] for name in changed}
 
 
 def make_constants(graph: Graph, model: Mapping[str, Tensor]) -> dict[str, tuple[str, Tensor]]:

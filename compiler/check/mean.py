@@ -1,50 +1,56 @@
 """check_mean: whether cutting a batch into microbatches changes the loss."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from ..frontend.capture.build import build_model, default_dtype
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.training import make_training
 from ..frontend.capture.user import users_errors
+from ..frontend.capture.weight import weigh, weight_fields
 from ..ir.graph import Graph
-from ..ir.plan import Plan
 from ..ir.spec import Spec
 from .capture import microbatch
 from .outcome import is_small
 
 
-def check_mean(spec: Spec, graph: Graph, plan: Plan) -> tuple[str, ...]:
-    """A word where the loss of a batch is not the mean of its microbatches' losses, weighted by
-    their samples; () where it is, and where the model is too large or too random to tell.
+def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...]:
+    """A word where the loss of a batch is not the mean of its microbatches' losses, weighted as the
+    spec says; () where it is, and where the model is too large or too random to tell.
 
     Microbatches are what the spec asks for, and what `ppc verify` compares with; but a sum over
     samples, a mean over tokens that count, and batch norm look at more than a sample.
     """
-    sizes = [size for size in plan.sizes(spec.train.global_batch) if size]
+    sizes = [size for size in sizes if size]
     batch = sum(sizes)
     drawn = any(op.random for op in graph.ops)
     if len(sizes) < 2 or drawn or not is_small(graph, batch):
         return ()
     with default_dtype(spec.train.precision), torch.no_grad():
-        whole = losses(spec, [batch])[0]
-        parts = sum(
-            size / batch * loss for size, loss in zip(sizes, losses(spec, sizes), strict=True)
-        )
+        ((_, whole),) = losses(spec, [batch])
+        found = list(losses(spec, sizes))
+        total = sum(weight for weight, _ in found)
+        parts = sum(weight / total * loss for weight, loss in found if weight)
     if abs(whole - parts) <= 1e-5 * abs(whole):
         return ()
     message = (
         f"the loss of {batch} samples at once is {whole:.6g}, the mean over {len(sizes)} "
         f"microbatches {parts:.6g}: the scripts train on the latter. They differ where something "
-        "looks at several samples: a batch norm, a sum in the loss, a mean over tokens that count"
+        "looks at several samples: a batch norm, a sum in the loss, a mean over tokens that count "
+        "(model: {weight: tokens})"
     )
     return (message,)
 
 
-def losses(spec: Spec, sizes: list[int]) -> list[float]:
-    """The losses of the first samples of the data, taken in runs of such sizes."""
+def losses(spec: Spec, sizes: list[int]) -> Iterator[tuple[float, float]]:
+    """(weight, loss) of the first samples of the data, taken in runs of such sizes."""
     model = build_model(spec)
-    training = make_training(spec, model, bind(spec, model, read_fields(spec)))
+    binding = bind(spec, model, read_fields(spec))
+    training, fields = make_training(spec, model, binding), weight_fields(spec, binding)
     inputs = microbatch(spec, training, sum(sizes))
     with users_errors(spec.at("model.factory"), "the model fails on a batch"):
         runs = zip(*(torch.split(tensor, sizes) for tensor in inputs), strict=True)
-        return [float(training(*run)) for run in runs]
+        for run, size in zip(runs, sizes, strict=True):
+            part = dict(zip(binding.fields, run, strict=True))
+            yield weigh(spec, fields, part, size), float(training(*run)[0])

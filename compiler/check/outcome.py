@@ -17,7 +17,8 @@ max_elements, max_flops = 20_000_000, 50e9
 class Outcome:
     """Of one microbatch."""
 
-    loss: Tensor
+    results: tuple[Tensor, ...]
+    """The loss, then the metrics."""
     gradients: Mapping[str, Tensor]
     kept: Mapping[str, Tensor]
     """Buffers, and parameters that forward writes, as it leaves them."""
@@ -54,7 +55,8 @@ def run_graph(
     own = copy_state(state)
     given = {i.name: tensor for i, tensor in zip(graph.inputs, inputs, strict=True)}
     values = run_ops(graph.ops, graph.canonical, own, given, len(inputs[0]), before)
-    return finish(values[graph.outputs[0][1]], own, kept(graph))  # type: ignore[arg-type]
+    loss, *metrics = (values[value] for _, value in graph.outputs)
+    return finish(loss, metrics, own, kept(graph))  # type: ignore[arg-type]
 
 
 def run_ops(
@@ -91,18 +93,23 @@ def make(meta: TensorMeta, batch: int) -> Tensor:
     return torch.zeros(sizes_of(meta, batch), dtype=dtype, requires_grad=meta.requires_grad)
 
 
-def finish(loss: Tensor, state: Mapping[str, Tensor], names: set[str]) -> Outcome:
+def finish(
+    loss: Tensor, metrics: Sequence[Tensor], state: Mapping[str, Tensor], names: set[str]
+) -> Outcome:
     """Go back from the loss. `names`: what may have changed."""
     if loss.requires_grad:
         loss.backward()  # type: ignore[no-untyped-call]
     leaves = {name: t for name, t in state.items() if t.is_leaf}
     gradients = {name: t.grad for name, t in leaves.items() if t.grad is not None}
-    return Outcome(loss.detach(), gradients, {name: state[name].detach() for name in names})
+    results = tuple(result.detach() for result in (loss, *metrics))
+    return Outcome(results, gradients, {name: state[name].detach() for name in names})
 
 
 def differences(found: Outcome, expected: Outcome, tolerance: float) -> Iterator[str]:
     """What differs by more than the tolerance, max|a-b| / max(1, max|b|)."""
-    yield from compare("the loss", found.loss, expected.loss, tolerance)
+    results = zip(found.results, expected.results, strict=True)
+    for number, (one, other) in enumerate(results):
+        yield from compare(f"metric {number}" if number else "the loss", one, other, tolerance)
     yield from unpaired("gradient", found.gradients, expected.gradients)
     literals = found.kept.keys() - expected.kept.keys()
     kept = {name: tensor for name, tensor in found.kept.items() if name not in literals}
@@ -126,6 +133,7 @@ def compare(what: str, a: Tensor, b: Tensor, tolerance: float) -> Iterator[str]:
     if a.shape != b.shape or a.dtype != b.dtype:
         yield f"{what} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
         return
+    a, b = (tensor.to_dense() if tensor.is_sparse else tensor for tensor in (a, b))
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not torch.equal(a.isnan(), b.isnan()):

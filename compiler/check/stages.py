@@ -52,7 +52,8 @@ def run_stages(
     for forward in reversed(forwards):
         if forward.unit.has_backward:
             go_back(forward, forwards)
-    return gather(graph, forwards, values[graph.outputs[0][1]])
+    results = tuple(values[value].detach() for _, value in graph.outputs)
+    return gather(graph, forwards, results)
 
 
 def receive(value: Tensor, transfer: Transfer) -> Tensor:
@@ -65,7 +66,7 @@ def receive(value: Tensor, transfer: Transfer) -> Tensor:
 
 def go_back(forward: Forward, forwards: Sequence[Forward]) -> None:
     """A stage's backward: from the loss, or from the gradients that the transfers bring."""
-    roots = [forward.given[value] for _, value in forward.unit.outputs]
+    roots = [forward.given[value] for name, value in forward.unit.outputs if name == "loss"]
     gradients: list[Tensor | None] = [None for _ in roots]
     at = {later.unit.stage: later for later in forwards}
     for transfer in forward.unit.sends:
@@ -79,7 +80,7 @@ def go_back(forward: Forward, forwards: Sequence[Forward]) -> None:
     torch.autograd.backward(roots, gradients)
 
 
-def gather(graph: Graph, forwards: Sequence[Forward], loss: Tensor) -> Outcome:
+def gather(graph: Graph, forwards: Sequence[Forward], results: tuple[Tensor, ...]) -> Outcome:
     """What all stages together computed."""
     gradients: dict[str, Tensor] = {}
     after: dict[str, Tensor] = {}
@@ -92,7 +93,7 @@ def gather(graph: Graph, forwards: Sequence[Forward], loss: Tensor) -> Outcome:
             if tensor.is_leaf and tensor.grad is not None:
                 total = gradients.get(held.canonical)
                 gradients[held.canonical] = tensor.grad if total is None else total + tensor.grad
-    return Outcome(loss.detach(), gradients, after)
+    return Outcome(results, gradients, after)
 
 
 def arguments(unit: Unit, values: Mapping[str, Tensor]) -> list[object]:

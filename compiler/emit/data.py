@@ -62,7 +62,7 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
     return DataView(
         reader=reader_lines(parts, spec),
         reads=read_kind(data),
-        batch=batch_lines(parts, fields) if unit.inputs else (),
+        batch=batch_lines(parts, fields, plan.replicas) if unit.inputs else (),
         sizes=not plan.even,
         batch_doc=f"{whose} of each microbatch.",
         steps_per_epoch=steps_per_epoch(data),
@@ -122,9 +122,11 @@ def reader_lines(parts: Parts, spec: Spec) -> tuple[str, ...]:
     return (*lines, "", "") if lines else ()
 
 
-def batch_lines(parts: Parts, fields: Sequence[str]) -> tuple[str, ...]:
+def batch_lines(parts: Parts, fields: Sequence[str], replicas: int) -> tuple[str, ...]:
     """Read, move to the device, split into microbatches."""
     split = "tensor_split(MICROBATCHES)"
+    if replicas > 1:
+        split = "tensor_split(MICROBATCHES * REPLICAS)[REPLICA::REPLICAS]"
     lines = list(parts.read)
     if len(fields) == 1:
         head = f"{fields[0]} = "

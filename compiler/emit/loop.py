@@ -2,52 +2,84 @@
 
 from collections.abc import Iterator, Sequence
 
-from ..ir.program import Collective, Instruction
+from ..ir.plan import Plan
+from ..ir.program import Collective, Instruction, Log, Program
 from ..ir.unit import Unit
 from .data import steps_per_epoch
 from .expression import quote
 from .job import Job
 from .layout import wrap
-from .optimizer import varies
+from .optimizer import clip_value_lines, rate_lines, varies
+from .reducer import padded, reduction, sum_over
+from .scope import clean_outside
 
 
-def loop_lines(job: Job, unit: Unit, body: Sequence[Instruction], *, trains: bool) -> Iterator[str]:
+def loop_lines(
+    job: Job, program: Program, unit: Unit, body: Sequence[Instruction]
+) -> Iterator[str]:
     """The body of the training loop."""
     batch = "get_batch(step)" if unit.inputs else ""
+    trains = any(held.trainable for held in unit.state)
+    reduces = reduction(program) is not None
     if not job.plan.even:
-        yield "    sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]"
-    yield f"    {'loss = ' if unit.outputs else ''}run_microbatches({batch})"
+        yield from size_lines(job.plan, weighted=job.spec.model.weight.kind != "samples")
+    result = "means" if len(unit.outputs) > 1 else "loss"
+    if unit.outputs and job.spec.model.weight.kind != "samples":
+        yield f"    batch = {batch}"
+        yield "    shares = weigh(batch)"
+        batch = "batch"
+    yield f"    {f'{result} = ' if unit.outputs else ''}run_microbatches({batch})"
+    if reduces:
+        yield "    reducer.finish()"
     names = {held.canonical: held.fqn for held in unit.state}
     for item in body:
         if isinstance(item, Collective) and item.value.startswith("gradient of "):
             name = names[item.value.removeprefix("gradient of ")]
             ranks = " and ".join(map(str, item.group))
             yield f"    # {name} is tied: its gradient is the sum over ranks {ranks}"
-            group = (
-                ""
-                if len(item.group) == job.plan.world_size
-                else f", dist.ReduceOp.SUM, groups[{item.group}]"
-            )
+            group = sum_over(job.plan, item.group)
             yield f"    gradient = stage.get_parameter({quote(name)}).grad"
             what = quote(f"the gradient of {name}")
             yield from wrap(f"guard({what}, dist.all_reduce, gradient{group})", 4)
     clips = job.spec.train.clip_norm is not None
     if clips:
-        yield f"    {'norm = ' if unit.outputs else ''}clip_gradients()"
+        yield f"    {'norm = ' if Log() in body else ''}clip_gradients()"
     if trains:
+        yield from clip_value_lines(job.spec)
         if varies(job.spec):
-            yield '    optimizer.param_groups[0]["lr"] = lr_at(step)'
+            yield from rate_lines(job, unit)
         yield "    optimizer.step()"
-        yield "    optimizer.zero_grad()"
-    if unit.outputs:
-        yield f"    log(step, loss.item(){', norm.item()' if clips else ''})"
+        stay = reduces or padded(job, unit)
+        yield f"    optimizer.zero_grad({'set_to_none=False' if stay else ''})"
+    for item in body:
+        if isinstance(item, Collective) and item.value == "loss":
+            group = sum_over(job.plan, item.group)
+            yield from wrap(f'guard("the loss of a replica", dist.all_reduce, {result}{group})', 4)
+    if Log() in body:
+        values = "*means.tolist()" if len(unit.outputs) > 1 else "loss.item()"
+        yield f"    log(step, {values}{', norm.item()' if clips else ''})"
 
 
-def view_log(job: Job) -> dict[str, object]:
+def size_lines(plan: Plan, *, weighted: bool) -> Iterator[str]:
+    """The sizes of the microbatches, where they differ."""
+    if plan.replicas == 1:
+        yield "    sizes = [len(part) for part in samples_of(step).tensor_split(MICROBATCHES)]"
+        return
+    yield "    parts = samples_of(step).tensor_split(MICROBATCHES * REPLICAS)"
+    if not weighted:
+        yield "    batch_size = sum(map(len, parts))"
+    yield "    sizes = [len(part) for part in parts[REPLICA::REPLICAS]]"
+
+
+def view_log(job: Job, unit: Unit) -> dict[str, object]:
     sequence = getattr(job.spec.data, "sequence", None)
     lr = "lr_at(step)" if varies(job.spec) else "LR"
     steps = job.spec.train.steps
     return {
+        "metrics": [
+            {"name": clean_outside(name), "key": quote(name), "label": quote(f" | {name} ")}
+            for name, _ in unit.outputs[1:]
+        ],
         "norm": job.spec.train.clip_norm is not None,
         "count": "" if sequence is None else f" * {sequence}",
         "short": not job.plan.even and job.spec.data.last_batch == "keep",

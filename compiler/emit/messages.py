@@ -7,12 +7,9 @@ from ..ir.program import Edge, Program
 
 
 def variable(edge: Edge, rank: int) -> str:
-    """`activations_from_0`, `gradients_to_1`."""
-    return (
-        f"{edge.kind}_to_{edge.target}"
-        if edge.source == rank
-        else f"{edge.kind}_from_{edge.source}"
-    )
+    """`activations_from_0`, `gradients_to_1`: the number is the other stage's."""
+    source, target = edge.stages
+    return f"{edge.kind}_to_{target}" if edge.source == rank else f"{edge.kind}_from_{source}"
 
 
 def incoming(program: Program, kind: str) -> list[Edge]:

@@ -16,13 +16,13 @@ from .view import view_rank
 
 compilation_mark = "@compilation@"
 modules = (
-    "import ast", "import datetime", "import functools", "import glob", "import json",
-    "import math", "import os", "import random", "import struct", "import sys", "import sysconfig",
-    "import time", "import zlib",
+    "import ast", "import contextlib", "import datetime", "import functools", "import glob",
+    "import json", "import math", "import os", "import random", "import struct", "import sys",
+    "import sysconfig", "import time", "import zlib",
 )  # fmt: skip
 torch_modules = (
     "import torch", "import torch.distributed as dist", "import torch.nn as nn",
-    "import torch.nn.functional as F",
+    "import torch.nn.functional as F", "import torch.utils.checkpoint",
 )  # fmt: skip
 
 
@@ -61,8 +61,9 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
     """One script: its text first, then the imports and constants that the text uses."""
     template = templates.get_template("rank.py.j2")
     data = view["data"]
-    own = [*view["registering"]]  # type: ignore[misc]
-    own += data["modules"] if isinstance(data, Mapping) else []
+    own = list(data["modules"]) if isinstance(data, Mapping) else []
+    own = sorted({*own, *view["modules"], *view["course_modules"]})  # type: ignore[misc]  # a list of lines
+    own = [*view["registering"], *own]  # type: ignore[misc]  # the same
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
     constants = view["training_constants"]

@@ -40,7 +40,8 @@ script = frozenset(
      "raw", "files", "patterns", "draw", "guard", "init_weights", "get_batch", "forward",
      "backward", "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
      "read_safetensors", "read_sample", "random", "sys", "make_dataset", "rank", "store", "told",
-     "theirs", "seed", "longer")
+     "theirs", "seed", "longer", "PCT_START", "DIV_FACTOR", "FINAL_DIV_FACTOR", "EVERY", "GAMMA",
+     "GROUP_LRS", "MAX_VALUE", "group", "rest", "parameter", "name", "lr", "lr_factor")
 )  # fmt: skip
 """What a script means otherwise than a class of the user's."""
 

@@ -3,18 +3,27 @@
 from collections.abc import Iterator, Sequence
 
 from ..ir.graph import Dim, Graph
-from ..ir.program import Edge, Program
+from ..ir.program import Edge, Program, Save
 from ..ir.unit import Unit
 from .constants import compared_constants
 from .data import DataView
 from .expression import quote
 from .job import Job, dtypes
-from .layout import wrap
+from .layout import width, wrap
 from .messages import is_general, message_shape, variable
 from .optimizer import optimizer_lines
+from .recompute import recompute_lines
+from .reducer import padded, reduced_parameters, reduction
 
 
-def fact_lines(job: Job, program: Program, data: DataView | None) -> Iterator[str]:
+def grad_lines(job: Job, unit: Unit) -> Iterator[str]:
+    """Gradients that are there from the start."""
+    for name in padded(job, unit):
+        yield from wrap(f"tied = stage.get_parameter({quote(name)})", 0)
+        yield "tied.grad = torch.zeros_like(tied)"
+
+
+def fact_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
     """What the ranks must agree on: the compilation first, then what someone may have edited."""
     facts = ['"compilation": COMPILATION', '"torch": torch.__version__']
     facts += [f'"data": {data.fact}'] if data else []
@@ -23,7 +32,17 @@ def fact_lines(job: Job, program: Program, data: DataView | None) -> Iterator[st
         "do all ranks run this compilation, with this torch, on this data?"
     )
     yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
-    yield from wrap(f'facts["constants"] = {", ".join(compared_constants(job.spec))}', 0)
+    names = compared_constants(job.spec)
+    if len(constants := f'facts["constants"] = {", ".join(names)}') <= width:
+        yield constants
+    else:
+        cut = names.index("LR")
+        yield f'facts["constants"] = {", ".join(names[:cut])}'
+        yield f'facts["rates"] = {", ".join(names[cut:])}'
+    if job.plan.replicas > 1:
+        yield 'facts["replicas"] = REPLICAS, BUCKET_BYTES'
+        total = "str(sum(t.double().sum().item() for t in stage.state_dict().values()))"
+        yield from wrap(f'facts["weights of stage {unit.stage}"] = {total}', 0)
     if program.edges:
         here = ", ".join(variable(edge, program.rank) for edge in program.edges)
         yield from wrap(f"for edge in [{here}]:", 0)
@@ -51,20 +70,25 @@ def check_lines() -> Iterator[str]:
 def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
     """The statements between the device and the loop."""
     distributed = job.plan.world_size > 1
+    reduces = reduction(program) is not None
     yield from device_lines(cuda=job.spec.cluster.device.kind == "cuda", distributed=distributed)
     yield 'with torch.device("meta"):  # no values yet'
     yield "    stage = Stage().to_empty(device=device)"
     yield "init_weights(stage)"
     yield from tie_lines(job.graph, unit)
     yield from frozen_lines(job.graph, unit)
+    yield from recompute_lines(job, unit)
     if distributed:
         yield from edge_lines(job, program)
-        yield from fact_lines(job, program, data)
+        yield from fact_lines(job, program, unit, data)
         yield from check_lines()
     if program.groups:
         yield from group_lines(program)
-    yield from optimizer_lines(job.spec, unit)
-    if unit.outputs:
+    if reduces:
+        yield from wrap(f"reducer = Reducer({reduced_parameters(job, unit)})", 0)
+    yield from grad_lines(job, unit)
+    yield from optimizer_lines(job, unit)
+    if unit.outputs and not program.coords.get("data", 0):
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"
 
@@ -132,16 +156,20 @@ def cover(chosen: Sequence[str], names: set[str]) -> list[str]:
 def group_lines(program: Program) -> Iterator[str]:
     """Each directed edge has a group of its own: its messages wait for nobody else's."""
     groups = ", ".join(map(str, program.groups))
-    yield (
-        "# a group for each direction, made by all ranks in one order: "
-        "no message waits for another's"
-    )
+    one, several = ("ranks", "members") if "data" in program.coords else ("pair", "pairs")
+    if "data" not in program.coords:
+        yield (
+            "# a group for each direction, made by all ranks in one order: "
+            "no message waits for another's"
+        )
+    else:
+        yield "# a group for each direction and for those who sum, made by all ranks in one order"
     short = f"groups = {{g: dist.new_group(g, timeout=TIMEOUT) for g in [{groups}]}}"
     if len(short) <= 100:
         yield short
     else:
-        yield from wrap(f"pairs = [{groups}]", 0)
-        yield "groups = {pair: dist.new_group(pair, timeout=TIMEOUT) for pair in pairs}"
+        yield from wrap(f"{several} = [{groups}]", 0)
+        yield f"groups = {{{one}: dist.new_group({one}, timeout=TIMEOUT) for {one} in {several}}}"
 
 
 def edge_lines(job: Job, program: Program) -> Iterator[str]:
@@ -173,10 +201,13 @@ def show_shape(shape: tuple[int | Dim, ...]) -> str:
     return f"({sizes}{',' if len(shape) == 1 else ''})"
 
 
-def finish_lines(program: Program) -> Iterator[str]:
+def finish_lines(program: Program, *, distributed: bool) -> Iterator[str]:
     """Save this rank's part, whole or not at all."""
     path = f'"weights-rank{program.rank}.pt"'
+    if Save() not in program.actions:
+        yield "dist.destroy_process_group()"
+        return
     yield f'torch.save(stage.state_dict(), FOLDER / {path[:-1]}.partial")'
     yield f'os.replace(FOLDER / {path[:-1]}.partial", FOLDER / {path})'
-    if program.groups or program.edges:
+    if distributed:
         yield "dist.destroy_process_group()"

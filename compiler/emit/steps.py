@@ -5,7 +5,7 @@ and so does every backward. `pattern` checks that; it is not assumed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import InternalError
 from ..ir.plan import Plan
@@ -18,10 +18,12 @@ from ..ir.program import (
     unroll,
 )
 from ..ir.schedule import Kind
+from ..ir.spec import Weight
 from ..ir.unit import Unit
-from .boundary import free
 from .layout import wrap
-from .messages import in_memory_order, incoming, is_general, outgoing, unpack, variable
+from .mean import Mean, make_mean
+from .messages import variable
+from .microbatch import MicrobatchWriter
 from .pattern import check_pattern
 from .scope import clean_outside
 from .sequence import spell_sequence
@@ -54,6 +56,21 @@ class StepWriter:
     results: tuple[str, ...]
     """What Stage.forward returns."""
     seeds: bool
+    norms: bool = False
+    """Whether the stage has batch norms that count."""
+    weight: Weight = field(default_factory=Weight)
+
+    @property
+    def mean(self) -> Mean:
+        received = {self.names[t.value] for t in self.unit.receives}
+        return make_mean(self.plan, self.unit, self.weight, [*received, *self.fields])
+
+    @property
+    def microbatch(self) -> MicrobatchWriter:
+        return MicrobatchWriter(
+            self.plan, self.program, self.unit, self.names, self.results,
+            seeds=self.seeds, norms=self.norms, mean=self.mean,
+        )  # fmt: skip
 
     @property
     def is_last(self) -> bool:
@@ -88,115 +105,12 @@ class StepWriter:
         return Steps(
             state=state,
             parameters=", ".join(["mb", *self.fields]),
-            forward=tuple(indented(self.forward())),
-            backward=tuple(indented(self.backward())) if has_backward else (),
+            forward=tuple(indented(self.microbatch.forward())),
+            backward=tuple(indented(self.microbatch.backward())) if has_backward else (),
             run_parameters=self.batch,
             run_doc="All microbatches of a step" if any_number else count,
             run=run,
         )
-
-    def forward(self) -> Iterator[str]:
-        """Take, compute, send."""
-        if not self.plan.even:
-            yield "if not sizes[mb]:  # a short last batch may not reach every microbatch"
-            yield "    return"
-        received = self.received()
-        gradients = {t.value for t in self.unit.receives if t.gradient}
-        for edge in incoming(self.program, "activations"):
-            names = [received[value] for value, _ in edge.values]
-            yield self.take(names, edge)
-            for value, meta in edge.values:
-                if meta.order:  # back from the order of memory, in which it was sent
-                    inverse = ", ".join(
-                        str(meta.order.index(dim)) for dim in range(len(meta.order))
-                    )
-                    yield f"{received[value]} = {received[value]}.permute({inverse})"
-            yield from (f"{received[v]}.requires_grad_()" for v, _ in edge.values if v in gradients)
-        key = ['f"{SEED} {step} {mb}"'] if self.seeds else []
-        call = f"stage({', '.join([*received.values(), *self.fields, *key])})"
-        yield from self.compute(call)
-        if self.unit.has_backward:
-            kept = [received[v] for v in received if v in gradients] + self.sources()
-            if self.is_last:
-                kept[-1] += " / MICROBATCHES" if self.plan.even else " * (sizes[mb] / sum(sizes))"
-            yield f"live[mb] = {', '.join(kept)}"
-
-    def received(self) -> dict[str, str]:
-        """What the values are called that come to this stage: `x_in` where it makes another x."""
-        produced = {self.names[value] for value in self.results if value in self.names}
-        names = {t.value: self.names[t.value] for t in self.unit.receives}
-        taken = produced.union(names.values(), self.fields)
-        return {v: free(f"{n}_in", taken) if n in produced else n for v, n in names.items()}
-
-    def compute(self, call: str) -> Iterator[str]:
-        """The stage's call and what follows from its results."""
-        if self.is_last:
-            share = "" if self.plan.even else " * sizes[mb] / sum(sizes)"
-            yield f"loss = {call}"
-            yield f"losses.append(loss.detach().double(){share})"
-            return
-        yield f"{', '.join(self.names[value] for value in self.results)} = {call}"
-        for edge in outgoing(self.program, "activations"):
-            values = ", ".join(in_memory_order(self.names[v], meta) for v, meta in edge.values)
-            yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
-
-    def sources(self) -> list[str]:
-        """Where a backward starts: the loss, or the outputs whose gradients come back."""
-        if self.is_last:
-            return ["loss"]
-        back = dict.fromkeys(t.value for t in self.unit.sends if t.gradient)
-        return [self.names[value] for value in back]
-
-    def backward(self) -> Iterator[str]:
-        """Take the gradients, go back, send the gradients of what was received."""
-        if not self.plan.even:
-            yield "if not sizes[mb]:"
-            yield "    return"
-        received = self.received()
-        names = [received[t.value] for t in self.unit.receives if t.gradient] + self.sources()
-        edges = incoming(self.program, "gradients")
-        if self.is_last:
-            yield f"{', '.join(names)} = live.pop(mb)"
-            yield "loss.backward()"
-        elif len(names) == len(edges) == len(edges[0].values) == 1 and not self.multi:
-            yield f"live.pop(mb).backward({variable(edges[0], self.program.rank)}.take(mb))"
-        else:
-            yield f"{', '.join(names)} = live.pop(mb)"
-            yield from self.several(edges)
-        for edge in outgoing(self.program, "gradients"):
-            values = ", ".join(f"{received[value]}.grad" for value, _ in edge.values)
-            yield f"{variable(edge, self.program.rank)}.send(mb, {values})"
-
-    def several(self, edges: Sequence[Edge]) -> Iterator[str]:
-        """Gradients of several outputs, or of one from several stages."""
-        if len(edges) == len(edges[0].values) == 1 and not self.multi:
-            ((value, _),) = edges[0].values
-            gradient = f"{variable(edges[0], self.program.rank)}.take(mb)"
-            yield f"{self.names[value]}.backward({gradient})"
-            return
-        outputs, gradients = [], []
-        for edge in edges:
-            names = [f"grad_{self.names[value]}" for value, _ in edge.values]
-            if len(edges) > 1:
-                names = [f"{name}_from_{edge.source}" for name in names]
-            yield self.take(names, edge)
-            outputs += [self.names[value] for value, _ in edge.values]
-            gradients += names
-        if len(outputs) == 1:
-            yield f"{outputs[0]}.backward({gradients[0]})"
-        else:
-            pairs = f"({', '.join(outputs)}), ({', '.join(gradients)})"
-            yield f"torch.autograd.backward({pairs})"
-
-    @property
-    def multi(self) -> bool:
-        """Whether messages are lists."""
-        return is_general(self.program)
-
-    def take(self, names: Sequence[str], edge: Edge) -> str:
-        """The next message of an edge, taken apart."""
-        left = unpack(names, multi=self.multi)
-        return f"{left} = {variable(edge, self.program.rank)}.take(mb)"
 
     def run(self, body: Sequence[Instruction]) -> Iterator[str]:
         """The order of a step."""
@@ -208,9 +122,10 @@ class StepWriter:
         for edge in [e for e in self.edges if e.source == self.program.rank]:
             yield f"    {variable(edge, self.program.rank)}.wait()"
         if self.is_last:
-            yield f"    loss = torch.stack(losses).{'mean' if self.plan.even else 'sum'}()"
+            result = "means" if self.mean.metrics else "loss"
+            yield f"    {result} = {self.mean.total}"
             yield "    losses.clear()"
-            yield "    return loss"
+            yield f"    return {result}"
 
     def forwards(self, body: Sequence[Instruction]) -> Iterator[str]:
         """A stage with nothing to go back for: its backwards compute nothing and are left out."""

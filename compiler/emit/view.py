@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ..ir.graph import Graph, TensorMeta
-from ..ir.program import Loop, Program
+from ..ir.program import Log, Loop, Program
+from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .classes import Class
 from .constants import training_constants
@@ -17,10 +18,13 @@ from .job import Job, dtypes
 from .layout import wrap
 from .lift import lift
 from .loop import loop_lines, view_log
+from .mean import weigh_lines
 from .messages import is_general
-from .optimizer import lr_lines, varies, view_clip
+from .optimizer import view_clip, view_course
+from .recompute import view_recompute
+from .reducer import view_reducer, view_replica
 from .start import finish_lines, start_lines
-from .steps import StepWriter
+from .steps import StepWriter, indented
 from .weights import spell_weights
 
 
@@ -30,22 +34,22 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     lifted = lift(job.graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
     data = view_data(spec, plan, unit, job.paths)
     weights = spell_weights(job.graph, unit)
-    longer = job.longer[program.rank]
+    again = view_recompute(job, program, unit)
     steps = StepWriter(
-        plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds)
-    )
+        plan, program, job.longer[program.rank], unit, job.boundary, lifted.results,
+        seeds=bool(unit.seeds), norms=bool(again["norms"]) and program.rerun,
+        weight=spec.model.weight,
+    )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
     return {
         "title": title,
         "manual": manual,
         "rank": program.rank,
         "world_size": plan.world_size,
-        "stage": unit.stage,
+        **view_replica(job, program, unit),
         "microbatches": plan.microbatches,
         "training_constants": training_constants(spec, data, even=plan.even),
-        "default_dtype": ["", "torch.set_default_dtype(torch.float64)"]
-        if spec.train.precision == "fp64"
-        else [],
+        "default_dtype": default_dtype(spec),
         "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
         "seeds": bool(unit.seeds),
         "draws": weights.draws,
@@ -56,12 +60,15 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "registering": registering(job.graph, unit),
         "general": is_general(program),
         "uneven": not plan.even,
+        "edges": bool(program.edges),
         "comm": view_comm(job, program) if program.edges else None,
+        "reducer": view_reducer(job, program, unit),
+        **again,
+        **view_weight(job, unit),
         "steps": asdict(steps.write()),
         **view_update(job, program, unit),
-        "edges": bool(program.edges),
         "start": list(start_lines(job, program, unit, data)),
-        "finish": list(finish_lines(program)),
+        "finish": list(finish_lines(program, distributed=job.plan.world_size > 1)),
     }
 
 
@@ -74,6 +81,12 @@ def registering(graph: Graph, unit: Unit) -> list[str]:
         f"import {module}  # noqa: F401  # registers torch.ops.{', torch.ops.'.join(operations)}"
         for module, operations in sorted(found.items())
     ]
+
+
+def default_dtype(spec: Spec) -> list[str]:
+    """The line that makes float64 torch's default; float32 is."""
+    exact = spec.train.precision == "fp64"
+    return ["", "torch.set_default_dtype(torch.float64)"] if exact else []
 
 
 def init_doc(*, draws: bool) -> str:
@@ -119,6 +132,22 @@ def show_meta(meta: TensorMeta) -> str:
     return f"{meta.dtype}[{', '.join(map(str, meta.shape))}]"
 
 
+def view_weight(job: Job, unit: Unit) -> dict[str, object]:
+    """The function that weighs microbatches, on the rank of the loss, and what it imports."""
+    weight, inputs = job.spec.model.weight, job.graph.weight
+    if weight.kind == "samples" or not unit.outputs:
+        return {"weigh": [], "weigh_doc": "", "modules": []}
+    what = "what weight_of says"
+    if weight.kind == "tokens":
+        what = f"tokens of {' and '.join(inputs)} that are not {weight.ignore_index}"
+    module, name = job.weight_module, weight.kind.rpartition(":")[2]
+    return {
+        "weigh": list(indented(weigh_lines(job.plan, unit, weight, inputs))),
+        "weigh_doc": f"Shares of the microbatches in the mean: {what}.",
+        "modules": [] if weight.kind == "tokens" else [f"from {module} import {name} as weight_of"],
+    }
+
+
 def view_comm(job: Job, program: Program) -> dict[str, object]:
     """What the class Edge does on this rank."""
     ahead = [edge.ahead for edge in program.edges if edge.target == program.rank]
@@ -145,10 +174,8 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     trains = any(held.trainable for held in unit.state)
     loop = next(item for item in program.actions if isinstance(item, Loop))
     return {
-        "optimizer": {"lr": [f"    {line}" for line in lr_lines(job.spec)]}
-        if varies(job.spec) and (trains or unit.outputs)
-        else None,
-        "clip": view_clip(job, unit) if job.spec.train.clip_norm is not None else None,
-        "log": view_log(job) if unit.outputs else None,
-        "loop": list(loop_lines(job, unit, loop.body, trains=trains)),
+        **view_course(job, unit, needed=trains or Log() in loop.body),
+        "clip": view_clip(job, program, unit) if job.spec.train.clip_norm is not None else None,
+        "log": view_log(job, unit) if Log() in loop.body else None,
+        "loop": list(loop_lines(job, program, unit, loop.body)),
     }

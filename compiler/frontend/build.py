@@ -9,20 +9,20 @@ from typing import Any
 
 from ..errors import Location
 from ..ir.spec import (
-    SGD,
-    AdamW,
     Arrays,
     Cluster,
     Data,
     Dataset,
     Device,
     Factory,
+    Group,
     InputSpec,
     Link,
     Links,
     LrSchedule,
     Model,
     Optimizer,
+    Option,
     Parallel,
     Random,
     RandomField,
@@ -30,8 +30,10 @@ from ..ir.spec import (
     Text,
     Train,
     Value,
+    Weight,
 )
 from .devices import known, unknown_gpu_links
+from .optimizers import classes, defaults, frozen
 from .quantity import (
     bandwidth_units,
     bytes_units,
@@ -69,8 +71,13 @@ def build_model(tree: Tree) -> Model:
     return Model(
         factory=Factory(target=tree["factory"], args=build_arguments(tree.get("args", {}))),
         inputs=tuple((name, build_input(name, feed)) for name, feed in named),
+        weight=build_weight(tree.get("weight", {})),
         **pick(tree, "loss"),
     )
+
+
+def build_weight(tree: Any) -> Weight:
+    return Weight(kind=tree) if isinstance(tree, str) else Weight(**tree)
 
 
 def build_input(name: str | None, feed: Any) -> InputSpec:
@@ -130,7 +137,8 @@ def build_random_field(tree: Tree) -> RandomField:
 
 
 def build_train(tree: Tree) -> Train:
-    given = pick(tree, "global_batch", "steps", "epochs", "clip_norm", "precision", "seed")
+    names = "global_batch", "steps", "epochs", "clip_norm", "clip_value", "precision", "seed"
+    given = pick(tree, *names)
     if "epochs" in given:
         given["steps"] = None
     if "optimizer" in tree:
@@ -146,12 +154,28 @@ def build_train(tree: Tree) -> Train:
 
 
 def build_optimizer(tree: Any) -> Optimizer:
-    options = {"name": tree} if isinstance(tree, str) else dict(tree)
-    if options["name"] == "sgd":
-        return SGD(**options)
-    if "betas" in options:
-        options["betas"] = tuple(options["betas"])
-    return AdamW(**options)
+    """Only arguments that say something: what equals torch's default is left out."""
+    given: Tree = {"name": tree} if isinstance(tree, str) else tree
+    usual = defaults(given["name"])
+    options = {key: frozen(given.get(key, value)) for key, value in usual.items()}
+    groups = tuple(build_group(group, options) for group in given.get("groups", ()))
+    lr: Any = options.pop("lr")
+    made = differing(options, usual)
+    return Optimizer(name=classes[given["name"]], lr=lr, options=made, groups=groups)
+
+
+def build_group(tree: Tree, usual: Mapping[str, Option]) -> Group:
+    """`usual`: all arguments of the optimizer's."""
+    names = tree["params"]
+    given = {key: frozen(tree[key]) for key in usual if key in tree}
+    return Group(
+        params=(names,) if isinstance(names, str) else tuple(names),
+        options=differing(given, usual),
+    )
+
+
+def differing(options: Mapping[str, Option], usual: Mapping[str, Option]) -> dict[str, Option]:
+    return {key: value for key, value in options.items() if value != usual[key]}
 
 
 def build_cluster(tree: Tree) -> Cluster:
@@ -191,6 +215,7 @@ def build_link(tree: Tree, usual: Link) -> Link:
 def build_parallel(tree: Tree, train: Train, cluster: Cluster | None) -> Parallel:
     """`auto` degrees become numbers here; where to cut is left to the planner."""
     data, cuts = tree.get("data", 1), tree.get("cuts", "auto")
+    recompute = tree.get("recompute", "none")
     pipeline: Any = tree.get("pipeline", "auto")
     if pipeline == "auto" and isinstance(cuts, list):
         pipeline = len(cuts) + 1
@@ -206,6 +231,8 @@ def build_parallel(tree: Tree, train: Train, cluster: Cluster | None) -> Paralle
         schedule=schedule["kind"] if isinstance(schedule, dict) else schedule,
         microbatches=microbatches,
         cuts=tuple(cuts) if isinstance(cuts, list) else cuts,
+        recompute=tuple(recompute) if isinstance(recompute, list) else recompute,
+        sync_batch_norm=tree.get("sync_batch_norm", False),
     )
 
 

@@ -35,9 +35,14 @@ def named_callables(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from factories(spec.model.factory.args, "model.args")
     if ":" in spec.model.loss:
         yield "model.loss", spec.model.loss
+    if ":" in spec.model.weight.kind:
+        yield "model.weight", spec.model.weight.kind
     if isinstance(spec.data, Dataset):
         yield "data.source", spec.data.source
         yield from factories(spec.data.args, "data.args")
+    if ":" in spec.train.lr_schedule.name:
+        given = "train.lr_schedule.name" in spec.locations
+        yield f"train.lr_schedule{'.name' if given else ''}", spec.train.lr_schedule.name
 
 
 def factories(value: Value, path: str) -> Iterator[tuple[str, str]]:

@@ -7,9 +7,10 @@ import keyword
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ..errors import SpecError
 from ..ir.spec import Arrays, Dataset, Spec, Text
 
 
@@ -55,26 +56,48 @@ def relative(path: str, spec: Spec, folder: Path, *, pattern: bool = False) -> s
 
 def copied_modules(spec: Spec, registering: Iterable[str] = ()) -> dict[str, str]:
     """The user's modules that the scripts import, which are copied beside them: name -> text.
-
     `registering`: those beside the model's that register operations.
+
+    Raises SpecError where two that differ would have one name.
     """
-    texts: dict[str, str] = {}
-    place = spec.data.source.partition(":")[0] if isinstance(spec.data, Dataset) else ""
-    if place.endswith(".py"):
-        path = spec.folder / place
-        copy(module_name(path), path, texts)
+    found: dict[str, str] = {}
+    for place, field in imported_files(spec, registering):
+        for name, text in with_imports(spec.folder / place).items():
+            if found.setdefault(name, text) != text:
+                message = f"two files bring a module {name}, {place} one of them"
+                raise SpecError(message, spec.at(field), "give one of them another name")
+    return found
+
+
+def imported_files(spec: Spec, registering: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+    """(path, the spec's key) of the users' files that scripts import."""
+    if isinstance(spec.data, Dataset) and ".py:" in spec.data.source:
+        yield spec.data.source.partition(":")[0], "data.source"
+    if ".py:" in spec.model.weight.kind:
+        yield spec.model.weight.kind.partition(":")[0], "model.weight"
+    if ".py:" in spec.train.lr_schedule.name:
+        yield spec.train.lr_schedule.name.partition(":")[0], "train.lr_schedule"
     for name in registering:
-        copy(name, model_file(spec).with_name(f"{name}.py"), texts)
+        yield str(model_file(spec).with_name(f"{name}.py")), "model.factory"
+
+
+def with_imports(path: Path) -> dict[str, str]:
+    """A module and the modules beside it that it imports: name -> text."""
+    texts = {module_name(path): path.read_text(encoding="utf-8")}
+    queue = list(texts.values())
+    while queue:
+        for name in imports(queue.pop()):
+            beside = path.with_name(f"{name}.py")
+            if name not in texts and beside.is_file():
+                texts[name] = beside.read_text(encoding="utf-8")
+                queue.append(texts[name])
     return {f"{name}.py": text for name, text in texts.items()}
 
 
-def copy(name: str, path: Path, texts: dict[str, str]) -> None:
-    """Add a module, and those beside it that it imports."""
-    texts[name] = path.read_text(encoding="utf-8")
-    for other in imports(texts[name]):
-        beside = path.with_name(f"{other}.py")
-        if other not in texts and beside.is_file():
-            copy(other, beside, texts)
+def script_module(target: str) -> str:
+    """The module that a script imports for `file.py:name` or `package.module:name`."""
+    place = target.partition(":")[0]
+    return module_name(Path(place)) if place.endswith(".py") else place
 
 
 def imports(text: str) -> list[str]:

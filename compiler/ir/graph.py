@@ -210,6 +210,10 @@ class Layer:
     """Forward only."""
     bytes_moved: Amount
     """Read and written by its forward."""
+    again_bytes: Amount = field(default_factory=Amount)
+    """What autograd keeps, for a while in the backward, of the largest call that runs again."""
+    again_flops: Amount = field(default_factory=Amount)
+    """Of all its calls that run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +230,9 @@ class Graph:
     ops: tuple[Op, ...]
     values: Mapping[str, TensorMeta]
     outputs: tuple[tuple[str, str], ...]
-    """(name, value): `loss` first."""
+    """(name, value): `loss` first, then metrics."""
+    weight: tuple[str, ...] = ()
+    """Inputs that the weight of a microbatch in the mean follows from; () for its samples."""
     canonical: Mapping[str, str] = field(default_factory=dict)
     """Every name of every parameter and buffer, aliases included -> its key in `parameters`. Ops
     read a tied parameter by the name that the module around them owns."""
@@ -237,6 +243,9 @@ class Graph:
     """Operations of the user's own, `bench.sleep.default` -> the module beside the model's that
     registers them."""
     layers: tuple[Layer, ...] = ()
+    recompute: tuple[str, ...] = ()
+    """Paths of modules that keep only what they are given: their calls run again in the backward.
+    `Op.saved_bytes` and what layers add up from it count so."""
     evaluation: "Graph | None" = None
     """Where it differs from the training graph."""
     saved: bytes = b""

@@ -92,8 +92,13 @@ class Plan:
     """Of each replica."""
     even: bool
     """Every microbatch of every step has the same size."""
+    bucket_bytes: int = 2**22
+    """Gradients that the replicas of a stage sum in one message, or a little more."""
     recompute: tuple[str, ...] = ()
-    """Paths of the layers whose activations are computed again in the backward."""
+    """Paths of the modules whose activations are computed again in the backward."""
+    rerun: bool = False
+    """Stages keep only what they receive, and run again before each backward; not one that goes
+    back at once after each forward."""
     versions: int = 1
     """Weight versions alive at once."""
 
@@ -107,9 +112,12 @@ class Plan:
         return 1 + max(rank for stage in self.stages for rank in stage.mesh.ranks)
 
     def sizes(self, samples: int) -> tuple[int, ...]:
-        """Microbatch sizes of a step with this many samples: in order, differing by at most one."""
-        size, larger = divmod(samples, self.microbatches)
-        return tuple(size + (i < larger) for i in range(self.microbatches))
+        """Sizes of all microbatches of a step with this many samples: in order, differing by at
+        most one. Microbatch i is number i // replicas of replica i % replicas, so the short ones at
+        the end are spread over the replicas."""
+        parts = self.microbatches * self.replicas
+        size, larger = divmod(samples, parts)
+        return tuple(size + (i < larger) for i in range(parts))
 
     @property
     def microbatch_size(self) -> int:
@@ -120,3 +128,7 @@ class Plan:
         """The rank of `stage` that computes this microbatch of the global batch."""
         ranks = self.stages[stage].mesh.ranks
         return ranks[microbatch % len(ranks)]
+
+    def pipelines(self) -> tuple[tuple[int, ...], ...]:
+        """By replica the ranks of its stages, in order: what passes microbatches on."""
+        return tuple(zip(*(stage.mesh.ranks for stage in self.stages), strict=True))

@@ -21,6 +21,8 @@ class Edge:
     kind: Literal["activations", "gradients"]
     source: int
     target: int
+    stages: tuple[int, int]
+    """Of the sender and of the receiver."""
     values: tuple[tuple[str, TensorMeta], ...]
     """What each message holds, in order."""
     window: int
@@ -89,8 +91,11 @@ class Collective:
     kind: str
     """all_reduce | all_gather | reduce_scatter | all_to_all"""
     value: str
-    """`gradient of wte.weight`, `norm`"""
+    """`gradient of wte.weight`, `gradients of stage 1`, `norm`, `loss`"""
     group: tuple[int, ...]
+    bucket_bytes: int = 0
+    """Not 0: it runs in buckets of about so many bytes, each as soon as the last backward of the
+    step has made it; what stands here is the wait for them all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,8 @@ class Program:
     """Every group of the job, in that order: each rank takes part in making each."""
     live: int
     """Most microbatches between their F and their B at once."""
+    rerun: bool
+    """Whether a forward keeps only what it is given, and runs again before its backward."""
     actions: tuple[Instruction, ...]
 
     def __str__(self) -> str:
@@ -179,5 +186,7 @@ def lines(actions: Iterable[Instruction]) -> Iterator[str]:
         elif isinstance(action, Compute):
             yield f"{action.action.stage}{action.action.kind}({action.microbatch})"
         else:
-            fields = (getattr(action, name) for name in type(action).__slots__)
+            fields = [getattr(action, name) for name in type(action).__slots__]
+            if isinstance(action, Collective) and not action.bucket_bytes:
+                fields.pop()
             yield " ".join([type(action).__name__, *map(str, fields)])

@@ -51,6 +51,8 @@ class Held:
     """All stages that hold it; the first counts it in the norm."""
     trainable: bool
     """False for a buffer or a frozen parameter: there is no gradient to sum over the stages."""
+    reached: bool = True
+    """Whether a backward of this stage comes to it; without, its gradient stays None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,13 @@ class Unit:
     """The graph's outputs that it computes: (name, value)."""
     calls: tuple[CallId, ...] = ()
     """Module calls that are whole here, outermost first."""
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """Names of the parameters whose gradients the replicas of this stage sum: no other stage
+        holds them."""
+        mine = (h for h in self.state if h.trainable and h.reached and len(h.stages) == 1)
+        return tuple(held.fqn for held in mine)
 
     @property
     def has_backward(self) -> bool:

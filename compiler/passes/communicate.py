@@ -14,11 +14,11 @@ the end of the step unless the edge's window is full:
     Flush activations 0->1
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..analysis.transfer import receives_ahead
-from ..ir.plan import Plan
+from ..ir.plan import Plan, Stage
 from ..ir.program import (
     Collective,
     Compute,
@@ -64,55 +64,72 @@ def communicate(
     parameter that several stages hold is summed once, before the update.
     """
     live = {row.rank: row.live for row in schedule.rows}
-    routes = connect(units, live, plan.microbatches)
-    edges = tuple(edge for route in routes for edge in route.edges)
-    world = tuple(range(plan.world_size))
-    reductions = tied_gradients(units)
-    if clip and len(world) > 1:
-        # Every rank takes part, also one without gradients: the update needs the norm of them all.
-        reductions += (Collective("all_reduce", "norm", world),)
-    groups: list[tuple[int, ...]] = [(edge.source, edge.target) for edge in edges]
-    groups += [c.group for c in reductions if c.group != world]
-    programs = []
-    for row in schedule.rows:
-        mine = tuple(unit for unit in units if unit.rank == row.rank)
-        stage = plan.stages[mine[0].stage]
-        programs.append(
-            Program(
-                rank=row.rank,
-                coords={"pipeline": stage.index, **stage.mesh.coords(row.rank)},
-                stages=tuple(unit.stage for unit in mine),
-                edges=tuple(edge for edge in edges if row.rank in (edge.source, edge.target)),
-                groups=tuple(dict.fromkeys(groups)),
-                live=row.live,
-                actions=(Loop("STEPS", train(row, mine, routes, reductions, clip=clip)), Save()),
-            )
-        )
-    return tuple(programs)
+    routes = tuple(
+        route
+        for ranks in plan.pipelines()
+        for route in connect([u for u in units if u.rank in ranks], live, plan.microbatches)
+    )
+    reductions = sums(plan, units, clip=clip)
+    groups: list[tuple[int, ...]] = [(e.source, e.target) for route in routes for e in route.edges]
+    groups += [c.group for c in reductions if len(c.group) < plan.world_size]
+    found = tuple(dict.fromkeys(groups))
+    return tuple(
+        make_program(row, plan, units, routes, reductions, found, clip=clip)
+        for row in schedule.rows
+    )
+
+
+def make_program(
+    row: Row,
+    plan: Plan,
+    units: tuple[Unit, ...],
+    routes: tuple[Route, ...],
+    reductions: tuple[Collective, ...],
+    groups: tuple[tuple[int, ...], ...],
+    *,
+    clip: bool,
+) -> Program:
+    """The job of one rank."""
+    mine = tuple(unit for unit in units if unit.rank == row.rank)
+    stage = plan.stages[mine[0].stage]
+    edges = (edge for route in routes for edge in route.edges)
+    steps = Loop("STEPS", train(row, stage, mine, routes, reductions, clip=clip))
+    return Program(
+        rank=row.rank,
+        coords={"pipeline": stage.index, **stage.mesh.coords(row.rank)},
+        stages=tuple(unit.stage for unit in mine),
+        edges=tuple(edge for edge in edges if row.rank in (edge.source, edge.target)),
+        groups=groups,
+        live=row.live,
+        rerun=plan.rerun and row.live > 1 and mine[0].has_backward,
+        actions=(steps, Save()) if row.rank == stage.mesh.ranks[0] else (steps,),
+    )
 
 
 def train(
     row: Row,
+    stage: Stage,
     mine: tuple[Unit, ...],
     routes: tuple[Route, ...],
     reductions: tuple[Collective, ...],
     *,
     clip: bool,
 ) -> tuple[Instruction, ...]:
-    """One step of a rank: its microbatches, then the update, then the log where the loss is."""
+    """One step of a rank: its microbatches, the update, the log where replica 0 has the loss."""
     logs = any(name == "loss" for unit in mine for name, _ in unit.outputs)
+    replica = stage.mesh.ranks.index(row.rank)
+    taken = [c for c in reductions if row.rank in c.group]
     return (
         *run_microbatches(row, routes),
-        *(c for c in reductions if row.rank in c.group),
+        *(c for c in taken if c.value != "loss"),
         Update(clip),
-        *([Log()] if logs else []),
+        *(c for c in taken if c.value == "loss"),
+        *([Log()] if logs and not replica else []),
     )
 
 
-def connect(
-    units: tuple[Unit, ...], live: Mapping[int, int], microbatches: int
-) -> tuple[Route, ...]:
-    """A route for each pair of stages on different ranks with transfers, by source and target.
+def connect(units: Sequence[Unit], live: Mapping[int, int], microbatches: int) -> tuple[Route, ...]:
+    """A route for each pair of a replica's units with transfers between ranks, by both stages.
 
     `live` is the peak of microbatches in flight by rank. It bounds what a pair of stages can have
     under way: the microbatch of a message that is not taken yet is live on the earlier stage. So
@@ -130,28 +147,73 @@ def connect(
         transfers = [t for u in units for t in u.sends if (t.source, t.target) == (source, target)]
         values = tuple((t.value, t.meta) for t in transfers)
         back = tuple((t.value, t.meta) for t in transfers if t.gradient)
-        window = live[start]
         there = Edge(
-            f"activations {start}->{end}", "activations", start, end, values, window, ahead
+            name=f"activations {start}->{end}",
+            kind="activations",
+            source=start,
+            target=end,
+            stages=(source, target),
+            values=values,
+            window=live[start],
+            ahead=ahead,
         )
-        again = Edge(f"gradients {end}->{start}", "gradients", end, start, back, window, ahead)
+        again = replace(
+            there,
+            name=f"gradients {end}->{start}",
+            kind="gradients",
+            source=end,
+            target=start,
+            stages=(target, source),
+            values=back,
+        )
         routes.append(Route(source, target, there, again if back else None))
     return tuple(routes)
 
 
-def tied_gradients(units: tuple[Unit, ...]) -> tuple[Collective, ...]:
-    """One sum over ranks for each trainable parameter that stages on several ranks hold."""
-    rank_of = {unit.stage: unit.rank for unit in units}
-    holders = {
-        held.canonical: tuple(sorted({rank_of[stage] for stage in held.stages}))
-        for unit in units
-        for held in unit.state
-        if held.trainable
-    }
+def sums(plan: Plan, units: Sequence[Unit], *, clip: bool) -> tuple[Collective, ...]:
+    """All collectives of a step, in the order in which ranks run them."""
+    gradients = (*summed_gradients(plan, units), *tied_gradients(units))
+    # Every rank takes part, also one without gradients: the update needs the norm of them all.
+    pipelines = plan.pipelines() if clip and len(plan.stages) > 1 else ()
+    norms = (Collective("all_reduce", "norm", ranks) for ranks in pipelines)
+    return (*gradients, *norms, *summed_losses(plan, units))
+
+
+def summed_gradients(plan: Plan, units: Sequence[Unit]) -> tuple[Collective, ...]:
+    """One sum over the replicas of each stage that has gradients of its own; it runs in buckets,
+    beside the last backward."""
     return tuple(
-        Collective("all_reduce", f"gradient of {fqn}", ranks)
+        Collective(
+            "all_reduce",
+            f"gradients of stage {stage.index}",
+            stage.mesh.ranks,
+            plan.bucket_bytes,
+        )
+        for stage in plan.stages
+        if plan.replicas > 1
+        and any(unit.summed for unit in units if unit.rank == stage.mesh.ranks[0])
+    )
+
+
+def summed_losses(plan: Plan, units: Sequence[Unit]) -> tuple[Collective, ...]:
+    """The loss of the replicas together, where it is."""
+    stages = {unit.stage for unit in units if unit.outputs and plan.replicas > 1}
+    return tuple(
+        Collective("all_reduce", "loss", plan.stages[stage].mesh.ranks) for stage in sorted(stages)
+    )
+
+
+def tied_gradients(units: Sequence[Unit]) -> tuple[Collective, ...]:
+    """One sum over ranks, replicas included, for each trainable parameter that several stages
+    hold."""
+    holders: dict[str, set[int]] = {}
+    for unit in units:
+        for held in unit.state:
+            if held.trainable and len(held.stages) > 1:
+                holders.setdefault(held.canonical, set()).add(unit.rank)
+    return tuple(
+        Collective("all_reduce", f"gradient of {fqn}", tuple(sorted(ranks)))
         for fqn, ranks in sorted(holders.items())
-        if len(ranks) > 1
     )
 
 

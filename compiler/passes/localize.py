@@ -119,12 +119,9 @@ def effects(op: Op) -> set[str]:
 
 
 def stage_outputs(graph: Graph, facts: Facts, stage: int) -> tuple[tuple[str, str], ...]:
-    """The graph's outputs that a stage makes."""
-    return tuple(
-        (name, value)
-        for name, value in graph.outputs
-        if facts.stage_of[facts.producer[value].name] == stage
-    )
+    """What a stage gives to the job: the loss's gives all, also what earlier stages make."""
+    _, loss = graph.outputs[0]
+    return graph.outputs if facts.stage_of[facts.producer[loss].name] == stage else ()
 
 
 def is_view(graph: Graph, op: Op) -> bool:
@@ -148,7 +145,7 @@ def connect(
     """
     found: list[Transfer] = []
     for target, (ops, received) in reversed(list(enumerate(stages))):
-        begins = {value for _, value in stage_outputs(graph, facts, target)}
+        begins = {value for _, value in stage_outputs(graph, facts, target)[:1]}
         begins |= {t.value for t in found if t.source == target and t.gradient}
         back = gradient_operands(graph, facts, ops, begins)
         refuse_lone_gradients(graph, plan, target, back)
@@ -215,9 +212,13 @@ def make_unit(
     read = frozenset(str(ref) for op in ops for ref in op.operands)
     receives = tuple(t for t in transfers if t.target == stage)
     sends = tuple(t for t in transfers if t.source == stage)
-    inputs = tuple(i for i in graph.inputs if i.name in read)
+    outputs = stage_outputs(graph, facts, stage)
+    weighed = graph.weight if outputs else ()
+    inputs = tuple(i for i in graph.inputs if i.name in read or i.name in weighed)
     present = {name for op in ops for name in op.outputs if name}
     present |= {t.value for t in receives} | {i.name for i in inputs}
+    begins = {value for _, value in outputs[:1]} | {t.value for t in sends if t.gradient}
+    back = gradient_operands(graph, facts, ops, begins)
     return Unit(
         stage=stage,
         rank=rank,
@@ -227,13 +228,13 @@ def make_unit(
         receives=receives,
         sends=sends,
         state=tuple(
-            held(graph, plan, facts, read, fqn, stage)
+            held(graph, plan, facts, read, back, fqn, stage)
             for fqn in plan.placements
             if stage in holders(plan, fqn)
         ),
         sunk=frozenset(name for name in names if facts.stage_of[name] != stage),
         seeds=tuple(seed for seed in layer_seeds(graph) if seed[0] in names),
-        outputs=stage_outputs(graph, facts, stage),
+        outputs=outputs,
         calls=whole_calls(graph, names),
     )
 
@@ -244,7 +245,13 @@ def holders(plan: Plan, fqn: str) -> tuple[int, ...]:
 
 
 def held(
-    graph: Graph, plan: Plan, facts: Facts, here: frozenset[str], fqn: str, stage: int
+    graph: Graph,
+    plan: Plan,
+    facts: Facts,
+    here: frozenset[str],
+    back: frozenset[str],
+    fqn: str,
+    stage: int,
 ) -> Held:
     """A parameter under the name by which this stage reads it, and its further names here.
 
@@ -257,7 +264,14 @@ def held(
     if stage == stages[0]:
         mine += [n for n in names if n not in read and n not in mine]
     meta = graph.parameters[fqn].meta
-    return Held(mine[0], fqn, tuple(mine[1:]), stages, trainable=meta.requires_grad)
+    return Held(
+        fqn=mine[0],
+        canonical=fqn,
+        aliases=tuple(mine[1:]),
+        stages=stages,
+        trainable=meta.requires_grad,
+        reached=fqn in back,
+    )
 
 
 def layer_seeds(graph: Graph) -> tuple[tuple[str, str], ...]:

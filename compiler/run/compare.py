@@ -9,19 +9,28 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..ir.graph import Parameter
 from .observe import Recording, Tensors
-from .reference import Trace
+from .reference import Trace, Whole
 
-Kind = Literal["recipe", "initial", "loss", "gradient", "parameter", "buffer", "saved"]
-kinds: tuple[Kind, ...] = (
-    "recipe", "initial", "loss", "gradient", "parameter", "buffer", "saved",
-)  # fmt: skip
+Kind = Literal[
+    "recipe",
+    "initial",
+    "whole",
+    "loss",
+    "metric",
+    "gradient",
+    "parameter",
+    "replica",
+    "buffer",
+    "saved",
+]
+kinds: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +106,11 @@ class Compare:
     """What is compared, and how strictly."""
 
     ranks: Sequence[Recording]
-    losses: Sequence[float]
-    """By step, as the scripts logged them."""
+    logged: Sequence[Mapping[str, float]]
+    """By step, the loss and the metrics as the scripts logged them, among more."""
     reference: Trace
+    replicas: int
+    """Rank r is of replica r mod replicas."""
     parameters: Mapping[str, Parameter]
     """Of the graph: which names are one tensor, which are buffers, which a state dict has."""
     limit: float
@@ -107,11 +118,13 @@ class Compare:
     def rows(self) -> Iterator[Row]:
         yield from self.initial()
         for step in range(len(self.reference.steps)):
-            yield from self.loss(step)
+            yield from self.results(step)
             yield from self.gradients(step)
             yield from self.states(step)
-        for step in range(len(self.reference.steps), len(self.losses)):
+        for step in range(len(self.reference.steps), len(self.logged)):
             yield Row("loss", step, "loss", None, self.limit, "a step too many")
+        for step, whole in enumerate(self.reference.whole):
+            yield from self.at_once(step, whole)
 
     def initial(self) -> Iterator[Row]:
         """First values are equal bit by bit."""
@@ -121,13 +134,26 @@ class Compare:
                 yield measure("initial", None, name, tensor, self.reference.initial, 0.0)
         yield from self.missing("initial", None, held, self.persistent())
 
-    def loss(self, step: int) -> Iterator[Row]:
-        if step >= len(self.losses):
-            yield Row("loss", step, "loss", None, self.limit, "not in metrics.jsonl")
-            return
-        found = torch.tensor(self.losses[step], dtype=torch.float64)
-        expected = torch.tensor(self.reference.losses[step], dtype=torch.float64)
-        yield measure("loss", step, "loss", found, {"loss": expected}, self.limit)
+    def results(self, step: int) -> Iterator[Row]:
+        """The loss and the metrics."""
+        row = self.logged[step] if step < len(self.logged) else {}
+        for name, value in self.reference.results[step].items():
+            kind: Kind = "loss" if name == "loss" else "metric"
+            if name not in row:
+                yield Row(kind, step, name, None, self.limit, "not in metrics.jsonl")
+                continue
+            found = torch.tensor(row[name], dtype=torch.float64)
+            expected = torch.tensor(value, dtype=torch.float64)
+            yield measure(kind, step, name, found, {name: expected}, self.limit)
+
+    def at_once(self, step: int, whole: Whole) -> Iterator[Row]:
+        """The batch in one go gives what its microbatches give; a metric may be no mean."""
+        found = torch.tensor(self.reference.results[step]["loss"], dtype=torch.float64)
+        expected = {"loss": torch.tensor(whole.results["loss"], dtype=torch.float64)}
+        yield measure("whole", step, "loss", found, expected, self.limit)
+        limit = self.limit * min(1.0, largest(whole.gradients.values()))
+        for name, tensor in whole.summed.items():
+            yield measure("whole", step, name, tensor, whole.gradients, limit)
 
     def gradients(self, step: int) -> Iterator[Row]:
         """As the optimizer reads them; a parameter has one on some rank, or nowhere.
@@ -149,14 +175,26 @@ class Compare:
         for rank in self.ranks:
             if step < len(rank.steps):
                 held.append(rank.steps[step].state)
-                yield from self.state(step, rank.steps[step].state)
+                yield from self.state(step, rank, rank.steps[step].state)
+                yield from self.equal_replicas(step, rank)
             elif not rank.steps:
                 held.append(rank.final)
-                yield from self.state(step, rank.final) if last else ()
+                yield from self.state(step, rank, rank.final) if last else ()
         yield from self.missing("parameter", step, held, self.persistent())
 
-    def state(self, step: int, tensors: Tensors) -> Iterator[Row]:
-        expected, canonical = self.reference.steps[step].state, self.canonical()
+    def equal_replicas(self, step: int, rank: Recording) -> Iterator[Row]:
+        """Replicas of a stage have the same parameters, bit by bit."""
+        first = self.ranks[rank.rank - rank.rank % self.replicas]
+        if first is not rank and step < len(first.steps):
+            canonical = self.canonical()
+            for name, tensor in rank.steps[step].state.items():
+                fqn = canonical.get(name, name)
+                if fqn in self.parameters and not self.parameters[fqn].buffer:
+                    yield measure("replica", step, name, tensor, first.steps[step].state, 0.0)
+
+    def state(self, step: int, rank: Recording, tensors: Tensors) -> Iterator[Row]:
+        buffers = self.reference.buffers[step][rank.rank % self.replicas]
+        expected, canonical = {**self.reference.steps[step].state, **buffers}, self.canonical()
         for name, tensor in self.known(tensors):
             fqn = canonical.get(name, name)
             buffer = fqn in self.parameters and self.parameters[fqn].buffer

@@ -8,7 +8,8 @@ at the end, all by the names in the user's model. It relies on this of a script:
 that it calls is the stage, and the optimizer was given the stage's `named_parameters()`. A stage
 that is all frozen has no optimizer, hence no steps.
 
-FORWARDS is `all`, or after how many forwards of the stage, those of the steps to be seen, to stop.
+FORWARDS is `all`, or for each rank, with commas between, after how many forwards of its stage,
+those of the steps to be seen, to stop.
 A rank that feeds itself stops before the next forward, with exit code 0. The others cannot go on
 then: an error that comes of it, when all their steps are done, ends them with exit code 0, too.
 """
@@ -16,7 +17,7 @@ then: an error that comes of it, when all their steps are done, ends them with e
 import os
 import runpy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,9 @@ def state_of(stage: nn.Module | None) -> dict[str, Tensor]:
 
 
 def copy(tensor: Tensor) -> Tensor:
+    """On the CPU; of a sparse gradient with all its zeros."""
+    if tensor.is_sparse:
+        return tensor.detach().to("cpu").to_dense()
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -167,19 +171,23 @@ def read(folder: Path, world_size: int) -> tuple[Recording, ...]:
     return tuple(recordings)
 
 
-def wrapper(folder: Path, max_forwards: int | None = None) -> tuple[str, ...]:
-    """The arguments that put an observer around a script, for either way to launch."""
-    forwards = "all" if max_forwards is None else str(max_forwards)
+def wrapper(folder: Path, max_forwards: Sequence[int] | None = None) -> tuple[str, ...]:
+    """The arguments that put an observer around a script, for either way to launch.
+
+    `max_forwards`: by rank.
+    """
+    forwards = "all" if max_forwards is None else ",".join(map(str, max_forwards))
     return "-m", "ppc.run.observe", str(folder.absolute()), forwards
 
 
 def main() -> None:
     """Run the script named on the command line under observation."""
     folder, forwards, script, *arguments = sys.argv[1:]
-    max_forwards = None if forwards == "all" else int(forwards)
+    rank = int(os.environ["RANK"])
+    max_forwards = None if forwards == "all" else int(forwards.split(",")[rank])
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).absolute().parent)
-    with observing(Path(folder), int(os.environ["RANK"]), max_forwards):
+    with observing(Path(folder), rank, max_forwards):
         runpy.run_path(script, run_name="__main__")
 
 

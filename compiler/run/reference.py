@@ -22,10 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..errors import RunError
 from ..frontend.capture.build import build_model, default_dtype
-from ..frontend.capture.fields import bind, read_fields
+from ..frontend.capture.fields import Binding, bind, read_fields
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
+from ..frontend.capture.weight import weigh, weight_fields
 from ..frontend.samples import (
     Samples,
     epoch_of_step,
@@ -35,11 +37,30 @@ from ..frontend.samples import (
     total_steps,
 )
 from ..ir.graph import Graph
-from ..ir.spec import Spec
+from ..ir.spec import Spec, Train
 from .observe import Step, Tensors, copy
-from .optimize import make_optimizer, step_optimizer
+from .optimize import make_course, make_optimizer, step_optimizer
 from .seeding import Seeder, following
 from .weights import check_recipes, full_state, load_weights, replay_weights
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A step of other programs."""
+
+    gradients: Tensors
+    states: tuple[Tensors, ...]
+    """Parameters and buffers after it, by replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A step's gradients before they are clipped, and its results, from one microbatch and from
+    those that the spec asks for."""
+
+    results: Mapping[str, float]
+    gradients: Tensors
+    summed: Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +69,14 @@ class Trace:
 
     initial: Tensors
     """Parameters, buffers and plain tensors before the first step."""
-    losses: tuple[float, ...]
-    """Of each step, the mean over its samples."""
+    results: tuple[Mapping[str, float], ...]
+    """Of each step, by name: the loss and the metrics, means as the spec weighs them."""
     steps: tuple[Step, ...]
-    """Gradients as the optimizer reads them, and all tensors after it."""
+    """Gradients as the optimizer reads them, and all tensors after it, the buffers replica 0's."""
+    buffers: tuple[tuple[Tensors, ...], ...]
+    """Of each step, by replica, after it."""
+    whole: tuple[Whole, ...]
+    """The first steps with all samples in one microbatch, where that makes no difference."""
     untrue: Mapping[str, str]
     """Recipes that do not give what the user's model has -> how they differ."""
 
@@ -62,9 +87,10 @@ def run_reference(
     steps: int | None = None,
     *,
     saved: Mapping[str, Tensor] | None = None,
-    follow: Sequence[Step] = (),
+    follow: Sequence[Followed] = (),
+    whole: int = 0,
 ) -> Trace:
-    """Train for `steps` steps, all by default.
+    """Train for `steps` steps, all by default; the first `whole` also with the batch in one go.
 
     Before: `graph` is the spec's, with layers; `saved` has the first values that it has no recipe
     for, those of a new model by default; `follow` is what other programs did. Raises CaptureError
@@ -79,9 +105,10 @@ def run_reference(
         training, samples = make_training(spec, model, binding), read_samples(spec)
         initial = full_state(model)
         length = total_steps(spec, samples.count)
-        run = train(spec, training, samples, graph, min(steps or length, length), follow)
-        losses, taken = zip(*run, strict=True)
-    return Trace(initial, losses, taken, check_recipes(graph, real, values))
+        run = train(spec, training, samples, graph, min(steps or length, length), follow, whole)
+        results, taken, buffers, at_once = zip(*run, strict=True)
+    known = tuple(each for each in at_once if each)
+    return Trace(initial, results, taken, buffers, known, check_recipes(graph, real, values))
 
 
 @contextmanager
@@ -101,52 +128,137 @@ def train(
     samples: Samples,
     graph: Graph,
     steps: int,
-    follow: Sequence[Step],
-) -> Iterator[tuple[float, Step]]:
-    """Loss, gradients and new state of each step."""
+    follow: Sequence[Followed],
+    whole: int,
+) -> Iterator[tuple[Mapping[str, float], Step, tuple[Tensors, ...], Whole | None]]:
+    """Results, gradients and new state of each step, its buffers by replica, and it in one go."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
+    course = make_course(spec, length)
+    replicas = Replicas(model, spec.parallel.data)
     with following(model, graph) as seeder:
         for step in range(steps):
-            optimizer.zero_grad()
-            loss = accumulate(spec, training, samples, seeder, step)
-            if spec.train.clip_norm is not None:
-                clip(model, spec.train.clip_norm)
-            gradients = {name: copy(tensor) for name, tensor in live_gradients(model).items()}
+            at_once = None
+            if step < whole:
+                model.zero_grad()
+                at_once = accumulate(spec, training, samples, seeder, replicas, step, 1)
+                found = copies(live_gradients(model))
+            model.zero_grad()
+            count = spec.parallel.microbatches * spec.parallel.data
+            results = accumulate(spec, training, samples, seeder, replicas, step, count)
+            compared = None
+            if at_once is not None:
+                compared = Whole(at_once, found, copies(live_gradients(model)))
+            clip(model, spec.train)
+            gradients = copies(live_gradients(model))
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
-            step_optimizer(optimizer, spec.train, step, length)
-            yield loss, Step(gradients, full_state(model))
+            step_optimizer(optimizer, course, step)
+            yield results, Step(gradients, full_state(model)), replicas.copies(), compared
             if step < len(follow):
-                overwrite(live_state(model), follow[step].state)
+                overwrite(
+                    dict(model.named_parameters(remove_duplicate=False)), follow[step].states[0]
+                )
+                replicas.overwrite(follow[step].states)
 
 
 def accumulate(
-    spec: Spec, training: Training, samples: Samples, seeder: Seeder, step: int
-) -> float:
-    """Forward and backward of every microbatch of a step; the step's loss."""
+    spec: Spec,
+    training: Training,
+    samples: Samples,
+    seeder: Seeder,
+    replicas: "Replicas",
+    step: int,
+    count: int,
+) -> Mapping[str, float]:
+    """Forward and backward of a step's `count` microbatches; the means of the loss and the metrics.
+
+    Microbatch i is replica i mod replicas': its batch norms' running statistics are that one's.
+    """
     numbers = samples_of_step(spec, samples.count, step)
     epoch, _ = epoch_of_step(spec, samples.count, step)
-    total = 0.0
-    parts = microbatches(numbers, spec.parallel.microbatches * spec.parallel.data)
+    parts = microbatches(numbers, count)
+    weights = weights_of(spec, training.binding, samples, parts, epoch)
+    if not sum(weights):
+        raise RunError(f"step {step + 1}: the weights of the batch sum to 0")
+    totals: dict[str, float] = {}
     for index, part in enumerate(parts):
         batch = samples.batch(part, training.binding.fields, epoch)
+        replicas.enter(index % spec.parallel.data)
         with (
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
             seeder.microbatch(spec.train.seed, step, index),
         ):
-            loss = training(*batch)
-        share = len(part) / len(numbers)
-        if loss.requires_grad:
-            (share * loss).backward()
-        total += share * loss.item()
-    return total
+            results = training(*batch)
+        share = weights[index] / sum(weights)
+        if not share:
+            continue
+        if results[0].requires_grad:
+            (share * results[0]).backward()
+        for name, result in zip(training.names, results, strict=True):
+            totals[name] = totals.get(name, 0.0) + share * float(result.detach())
+    replicas.enter(0)
+    return totals
 
 
-def clip(model: nn.Module, norm: float) -> None:
-    """Clip by the norm of all gradients together, that of a tied parameter once."""
+def weights_of(
+    spec: Spec, binding: Binding, samples: Samples, parts: Sequence[list[int]], epoch: int
+) -> list[float]:
+    """What each microbatch weighs in the means."""
+    fields = weight_fields(spec, binding)
+    batches = (samples.batch(part, fields, epoch) for part in parts)
+    named = (dict(zip(fields, batch, strict=True)) for batch in batches)
+    return [
+        weigh(spec, fields, values, len(part)) for values, part in zip(named, parts, strict=True)
+    ]
+
+
+class Replicas:
+    """The buffers of each replica; the model's own are those of the one that was entered last."""
+
+    def __init__(self, model: nn.Module, count: int) -> None:
+        self.model, self.here = model, 0
+        self.buffers = [self.own() for _ in range(count)]
+
+    def own(self) -> dict[str, Tensor]:
+        """Copies of the model's buffers."""
+        named = self.model.named_buffers(remove_duplicate=False)
+        return {name: copy(tensor) for name, tensor in named}
+
+    def enter(self, replica: int) -> None:
+        if replica != self.here:
+            self.buffers[self.here] = self.own()
+            self.load(replica)
+
+    def load(self, replica: int) -> None:
+        overwrite(dict(self.model.named_buffers(remove_duplicate=False)), self.buffers[replica])
+        self.here = replica
+
+    def copies(self) -> tuple[Tensors, ...]:
+        self.buffers[self.here] = self.own()
+        return tuple(dict(buffers) for buffers in self.buffers)
+
+    def overwrite(self, states: Sequence[Tensors]) -> None:
+        """Take over what each replica's state has of them."""
+        self.buffers[self.here] = self.own()
+        for buffers, state in zip(self.buffers, states, strict=True):
+            overwrite(buffers, state)
+        self.load(self.here)
+
+
+def clip(model: nn.Module, train: Train) -> None:
+    """Clip by the norm of all gradients together, that of a tied parameter once, or each element
+    by itself."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    nn.utils.clip_grads_with_norm_(model.parameters(), norm, nn.utils.get_total_norm(gradients))
+    if train.clip_norm is not None:
+        norm = nn.utils.get_total_norm(gradients)
+        nn.utils.clip_grads_with_norm_(model.parameters(), train.clip_norm, norm)
+    if train.clip_value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), train.clip_value)
+
+
+def copies(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: copy(tensor) for name, tensor in tensors.items()}
 
 
 def live_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -154,14 +266,10 @@ def live_gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in named if p.grad is not None}
 
 
-def live_state(model: nn.Module) -> dict[str, Tensor]:
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
-
-
 def overwrite(held: Tensors, values: Tensors) -> None:
     """Take over the values that fit; what does not is found by comparing."""
     with torch.no_grad():
         for name, tensor in held.items():
             if name in values and values[name].shape == tensor.shape:
-                tensor.copy_(values[name])
+                value = values[name]
+                tensor.copy_(value.sparse_mask(tensor.coalesce()) if tensor.is_sparse else value)

@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 
 from .. import pipeline
+from ..analysis.memory import reruns
+from ..check.mean import check_mean
+from ..check.outcome import is_small
 from ..emit.write import write
 from ..errors import RunError
 from ..frontend.capture.build import build_model
@@ -32,8 +35,8 @@ from ..passes.segment import segment
 from . import observe
 from .compare import Compare, Comparison, Row, measure, worst
 from .launch import ForkServer, run_forked, run_torchrun
-from .observe import Recording, Step
-from .reference import Trace, run_reference
+from .observe import Recording
+from .reference import Followed, Trace, run_reference
 
 EXACT = 1e-10
 """In float64, the two trainings side by side. Measured on specs/, 3 steps: below 1e-14."""
@@ -41,6 +44,8 @@ ROUNDED = 1e-5
 """In float32, each step from the scripts' own weights. Ranks run the same kernels on the same
 microbatches as the reference, so that most differences are 0; where a sum has another order (a
 tied gradient, a norm), gradients were off by 4e-7 of the step's largest."""
+WHOLE = 2
+"""Steps that are compared with the whole batch in one go, too."""
 LONGEST_S = 24 * 3600.0
 """A rank that waits for another is ended by the script's own timeout, long before."""
 cpu = {"CUDA_VISIBLE_DEVICES": ""}
@@ -60,8 +65,8 @@ class Job:
     """Steps of the training."""
     steps: int
     """Those to compare."""
-    max_forwards: int | None
-    """After how many forwards each rank is stopped; None: it runs to its end."""
+    max_forwards: tuple[int, ...] | None
+    """After how many forwards each rank is stopped; None: they run to their ends."""
 
 
 def verify(
@@ -87,23 +92,33 @@ def verify(
         job = prepare(target, steps, Path(scripts), exact=exact)
         graph = job.graph
         ranks = run(job, Path(recordings), timeout_s, fork_server)
-        exactly = job.spec.train.precision == "fp64"
+        exactly, replicas = job.spec.train.precision == "fp64", job.spec.parallel.data
+        follow = () if exactly else merge(ranks, replicas)
+        saved = read_saved(job.folder)
+        whole = WHOLE if exactly and is_separable(job.spec, graph) else 0
         reference = run_reference(
-            job.spec,
-            graph,
-            job.steps,
-            saved=read_saved(job.folder),
-            follow=() if exactly else merge(ranks),
+            job.spec, graph, job.steps, saved=saved, follow=follow, whole=whole
         )
         rows = Compare(
             ranks=ranks,
-            losses=read_losses(job.folder),
+            logged=read_metrics(job.folder),
             reference=reference,
             parameters=graph.parameters,
+            replicas=replicas,
             limit=EXACT if exactly else ROUNDED,
         ).rows()
-        saved = () if job.max_forwards else check_saved(job, ranks, graph)
-        return Comparison(worst([*check_recipes(graph, reference), *rows, *saved]))
+        written = () if job.max_forwards else check_saved(job, ranks, graph)
+        return Comparison(worst([*check_recipes(graph, reference), *rows, *written]))
+
+
+def is_separable(spec: Spec, graph: Graph) -> bool:
+    """Whether the batch in one go gives what its microbatches do: nothing couples samples, nothing
+    is drawn in forward. Of large models that is not known."""
+    batch = spec.train.global_batch
+    count = spec.parallel.microbatches * spec.parallel.data
+    sizes = [len(part) for part in microbatches(range(batch), count)]
+    alone = not any(op.random or set(op.mutates) & graph.canonical.keys() for op in graph.ops)
+    return alone and is_small(graph, batch) and not check_mean(spec, graph, sizes)
 
 
 def place(target: Path, *, exact: bool) -> Path | None:
@@ -139,15 +154,24 @@ def prepare(target: Path, steps: int | None, folder: Path, *, exact: bool) -> Jo
     return Job(spec, forms["segment"], folder, compared, compared, None)
 
 
-def merge(ranks: Sequence[Recording]) -> list[Step]:
-    """What all ranks did, by step."""
-    every = [rank.steps for rank in ranks if rank.steps]
+def merge(ranks: Sequence[Recording], replicas: int) -> list[Followed]:
+    """What all ranks did, by step: gradients are the same on all replicas."""
+    every = [rank for rank in ranks if rank.steps]
+    count = min((len(rank.steps) for rank in every), default=0)
     return [
-        Step(
-            {name: tensor for step in steps for name, tensor in step.gradients.items()},
-            {name: tensor for step in steps for name, tensor in step.state.items()},
+        Followed(
+            {n: t for rank in every for n, t in rank.steps[step].gradients.items()},
+            tuple(
+                {
+                    name: tensor
+                    for rank in every
+                    if rank.rank % replicas == replica
+                    for name, tensor in rank.steps[step].state.items()
+                }
+                for replica in range(replicas)
+            ),
         )
-        for steps in zip(*every, strict=False)
+        for step in range(count)
     ]
 
 
@@ -174,11 +198,15 @@ def spec_of(folder: Path) -> Path:
     raise RunError(message, hint=f"ppc compile {found[0]} -o {folder}")
 
 
-def count_forwards(spec: Spec, samples: int, steps: int) -> int:
-    """How often a stage runs forward in these steps: once for each microbatch that has samples."""
-    count = spec.parallel.microbatches
-    taken = (samples_of_step(spec, samples, step) for step in range(steps))
-    return sum(len(microbatches(numbers, count)) for numbers in taken)
+def count_forwards(spec: Spec, samples: int, steps: int) -> tuple[int, ...]:
+    """By rank, how often its stage runs forward in these steps: once for each of its replica's
+    microbatches that has samples, or twice where it runs again before the backward."""
+    data, count = spec.parallel.data, spec.parallel.microbatches
+    taken = [samples_of_step(spec, samples, step) for step in range(steps)]
+    parts = [len(microbatches(numbers, count * data)) for numbers in taken]
+    by_replica = [sum(len(range(r, number, data)) for number in parts) for r in range(data)]
+    runs = [2 if reruns(spec, stage) else 1 for stage in range(spec.parallel.pipeline)]
+    return tuple(times * number for times in runs for number in by_replica)
 
 
 def run(
@@ -211,11 +239,11 @@ def read_saved(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def read_losses(folder: Path) -> list[float]:
-    """The losses that the scripts logged, a line each step."""
+def read_metrics(folder: Path) -> list[dict[str, float]]:
+    """What the scripts logged, a line each step."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [float(json.loads(line)["loss"]) for line in lines]
+    return [json.loads(line) for line in lines]
 
 
 def check_recipes(graph: Graph, reference: Trace) -> Iterator[Row]:
@@ -229,11 +257,13 @@ def check_saved(job: Job, ranks: Sequence[Recording], graph: Graph) -> Iterator[
     """Whether the saved weights are those after the last step, and the user's model takes them."""
     canonical = {n: p.fqn for p in graph.parameters.values() for n in (p.fqn, *p.aliases)}
     last: dict[str, Tensor] = {}
-    for rank in ranks:
+    for rank in ranks[:: job.spec.parallel.data]:
         state = rank.steps[-1].state if rank.steps else rank.final
         last |= {canonical.get(name, name): tensor for name, tensor in state.items()}
     union: dict[str, Tensor] = {}
     for rank in ranks:
+        if rank.rank % job.spec.parallel.data:
+            continue  # replica 0 saves
         path = job.folder / f"weights-rank{rank.rank}.pt"
         if not path.exists():
             yield Row("saved", None, path.name, None, 0.0, "not written")

@@ -3,6 +3,7 @@
 The edges are derived from the units here, apart from the pass that made the programs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import InternalError
@@ -37,8 +38,8 @@ def fault(rank: int, instruction: Instruction | None, problem: str) -> InternalE
     return InternalError(f"rank {rank}{at}: {problem}")
 
 
-def needed_paths(units: tuple[Unit, ...]) -> tuple[Path, ...]:
-    """The edges that the units' transfers between ranks need; raises unless both ends agree."""
+def needed_paths(units: Sequence[Unit]) -> tuple[Path, ...]:
+    """The edges that a replica's units need for their transfers; raises unless both ends agree."""
     rank_of = {unit.stage: unit.rank for unit in units}
     sends = [transfer for unit in units for transfer in unit.sends]
     receives = [transfer for unit in units for transfer in unit.receives]

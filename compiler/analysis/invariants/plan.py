@@ -47,7 +47,7 @@ def sample_faults(plan: Plan, spec: Spec) -> Iterator[str]:
         yield f"global batch {plan.global_batch}; the spec says {spec.train.global_batch}"
     for samples in (plan.global_batch, plan.global_batch - 1, 1):  # a short last batch too
         sizes = plan.sizes(samples)
-        if sum(sizes) != samples or len(sizes) != plan.microbatches:
+        if sum(sizes) != samples or len(sizes) != plan.microbatches * plan.replicas:
             yield f"a batch of {samples} is divided into microbatches of {sizes}"
     if plan.even and len(set(plan.sizes(plan.global_batch))) > 1:
         yield f"called even, with microbatches of {plan.sizes(plan.global_batch)}"

@@ -28,19 +28,25 @@ Step = tuple[Instruction, ...]
 def verify_programs(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit, ...]) -> None:
     """Raise InternalError, naming rank and instruction, unless the programs keep this:
 
-    - each rank has one program: the training loop, whose every step is alike, then Save;
+    - each rank has one program: the training loop, whose every step is alike, then Save on the
+      first replica of each stage;
     - a step runs each microbatch's F and B once, after the messages that it needs;
     - each message is sent once and taken once, its receive posted before, both ends with the same
       names, shapes and dtypes, and in the same order; sends are done at the end of the step;
-    - then each tied gradient is summed once over the ranks that hold it, the norm after them if
-      gradients are clipped, and one update follows;
+    - then each gradient is summed once over all ranks that hold it, replicas and stages, the norm
+      over its pipeline after them if gradients are clipped, one update follows, and where the loss
+      is, its sum over the replicas;
     - all ranks make the same groups in the same order, and run collectives in the same order;
     - no rank waits for ever under NCCL's order, nor if every send waits for its receive;
     - no more microbatches are live than declared.
     """
     check_ranks(programs, plan)
     check_groups(programs)
-    paths = needed_paths(units)
+    paths = tuple(
+        path
+        for ranks in plan.pipelines()
+        for path in needed_paths([unit for unit in units if unit.rank in ranks])
+    )
     order: dict[tuple[str, bool], list[int]] = {}
     for program in programs:
         step = training_step(program)
@@ -50,6 +56,7 @@ def verify_programs(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit
             incoming = path.target == program.rank
             order[name, incoming] = list(walk.waited[name] if incoming else walk.sent[name])
         check_end(program, step, plan, units)
+        check_rerun(program, plan, units)
     for name, sent in ((name, sent) for (name, incoming), sent in order.items() if not incoming):
         if sent != order.get((name, True)):
             raise InternalError(f"{name}: sent in order {sent}, taken in {order.get((name, True))}")
@@ -70,12 +77,14 @@ def check_ranks(programs: tuple[Program, ...], plan: Plan) -> None:
 
 
 def training_step(program: Program) -> Step:
-    """The step of a program that is a training loop and Save; raises for any other."""
-    match program.actions:
-        case (Loop("STEPS", body), Save()):
+    """The step of a program that is a training loop, then Save on replica 0; raises for others."""
+    match program.actions, program.coords.get("data", 0):
+        case ((Loop("STEPS", body), Save()), 0):
+            step = tuple(unroll(body))
+        case ((Loop("STEPS", body),), replica) if replica:
             step = tuple(unroll(body))
         case _:
-            raise fault(program.rank, None, "it is not a training loop, then Save")
+            raise fault(program.rank, None, "it is not a training loop, then Save on replica 0")
     loops = [action for action in body if isinstance(action, Loop)]
     for loop in loops:
         if loop.count == "STEPS" or loop.count < 1 or not loop.body:
@@ -105,18 +114,21 @@ def check_end(program: Program, step: Step, plan: Plan, units: tuple[Unit, ...])
     """The step ends with the sums of tied gradients, the norm, the update and the log."""
     work = (Post, Wait, Compute, Send, Flush)
     start = 1 + max((i for i, action in enumerate(step) if isinstance(action, work)), default=-1)
-    sums = tied_sums(program.rank, units)
+    sums = needed_sums(program.rank, plan, units)
     updates = [action for action in step if isinstance(action, Update)]
     if len(updates) != 1:
         raise fault(program.rank, None, f"a step has {len(updates)} updates")
     (update,) = updates
     mine = [unit for unit in units if unit.rank == program.rank]
     rest: list[Instruction] = []
-    if update.clip and plan.world_size > 1:
-        rest.append(Collective("all_reduce", "norm", tuple(range(plan.world_size))))
+    pipeline = next(ranks for ranks in plan.pipelines() if program.rank in ranks)
+    if update.clip and len(pipeline) > 1:
+        rest.append(Collective("all_reduce", "norm", pipeline))
     rest.append(update)
     if any(name == "loss" for unit in mine for name, _ in unit.outputs):
-        rest.append(Log())
+        replicas = plan.stages[mine[-1].stage].mesh.ranks
+        rest += [Collective("all_reduce", "loss", replicas)] if len(replicas) > 1 else []
+        rest += [Log()] if program.rank == replicas[0] else []
     wanted, found = [*sums, *rest], step[start:]
     for action in step[:start]:
         if not isinstance(action, work):
@@ -137,20 +149,38 @@ def check_end(program: Program, step: Step, plan: Plan, units: tuple[Unit, ...])
         raise fault(program.rank, found[-1], "sums of gradients, norm, update, log: in this order")
 
 
-def tied_sums(rank: int, units: tuple[Unit, ...]) -> list[Instruction]:
-    """The sum of each trainable parameter that this rank and others hold."""
-    rank_of = {unit.stage: unit.rank for unit in units}
+def check_rerun(program: Program, plan: Plan, units: tuple[Unit, ...]) -> None:
+    """A stage that the plan lets run again does, where it goes back and does not do so at once."""
+    mine = [unit for unit in units if unit.rank == program.rank]
+    wanted = plan.rerun and program.live > 1 and any(unit.has_backward for unit in mine)
+    if program.rerun != wanted:
+        raise fault(program.rank, None, f"rerun is {program.rerun}, not {wanted}")
+
+
+def needed_sums(rank: int, plan: Plan, units: tuple[Unit, ...]) -> list[Instruction]:
+    """The sums of gradients that this rank and others hold: of one stage's replicas all together,
+    of a parameter on several stages by itself."""
+    ranks_of = {stage.index: stage.mesh.ranks for stage in plan.stages}
     holders: dict[str, set[int]] = {}
+    alone: set[int] = set()
     for unit in units:
         for held in unit.state:
-            if held.trainable:
-                ranks = {rank_of[stage] for stage in (unit.stage, *held.stages)}
+            if held.trainable and len({unit.stage, *held.stages}) > 1:
+                ranks = {r for stage in (unit.stage, *held.stages) for r in ranks_of[stage]}
                 holders.setdefault(held.canonical, set()).update(ranks)
-    return [
+            elif held.trainable and held.reached and unit.rank == rank:
+                alone.add(unit.stage)
+    own = [
+        Collective("all_reduce", f"gradients of stage {stage}", ranks_of[stage], plan.bucket_bytes)
+        for stage in sorted(alone)
+        if len(ranks_of[stage]) > 1
+    ]
+    shared = [
         Collective("all_reduce", f"gradient of {fqn}", tuple(sorted(ranks)))
         for fqn, ranks in holders.items()
-        if len(ranks) > 1 and rank in ranks
+        if rank in ranks
     ]
+    return [*own, *shared]
 
 
 def check_progress(programs: tuple[Program, ...]) -> None:

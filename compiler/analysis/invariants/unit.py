@@ -3,6 +3,7 @@ has its adjoint."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ...errors import InternalError
 from ...ir.graph import Graph, Op, Ref, State
@@ -34,6 +35,12 @@ def faults(units: Sequence[Unit], graph: Graph, plan: Plan) -> Iterator[str]:
     if [(unit.stage, unit.rank) for unit in units] != places:
         yield f"the units are not the plan's stages and ranks {places}"
         return
+    replicas = [[unit for unit in units if unit.rank in ranks] for ranks in plan.pipelines()]
+    units = replicas[0]
+    for others in replicas[1:]:
+        for unit, other in zip(units, others, strict=True):
+            if replace(other, rank=unit.rank) != unit:
+                yield f"rank {other.rank} does not hold what rank {unit.rank} does"
     layer_stage = {layer: stage.index for stage in plan.stages for layer in stage.layers}
     stage_of = {name: layer_stage[i] for i, layer in enumerate(graph.layers) for name in layer.ops}
     free, memory = recomputable(graph), storages(graph)
@@ -161,5 +168,5 @@ def leads_to_backward(transfer: Transfer, unit: Unit, memory: Mapping[str, str])
         if op.grad and any(carries(ref.name) for ref in op.operands if isinstance(ref, Ref)):
             reached.update(name for name in op.outputs if name)
             written.update(memory[name] for name in op.mutates)
-    ends = [value for _, value in unit.outputs] + [t.value for t in unit.sends if t.gradient]
+    ends = [value for _, value in unit.outputs[:1]] + [t.value for t in unit.sends if t.gradient]
     return any(map(carries, ends))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.graph import (
     Arg,
     Call,
@@ -35,6 +35,7 @@ from .loss import output_name, returned_loss
 from .measure import measure
 from .training import Training
 from .user import location
+from .weight import weight_fields
 
 
 def assemble(
@@ -57,7 +58,8 @@ def assemble(
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
     live = {*names.values(), *(name for op in measured for name in op.outputs if name)}
-    (loss,) = raw.output if isinstance(raw.output, tuple) else (raw.output,)
+    results = raw.output if isinstance(raw.output, tuple) else (raw.output,)
+    refuse_taken_names(spec, training.names)
     return Graph(
         model=type(built.model).__name__,
         inputs=read_inputs(spec, training.binding.fields, names.values(), metas),
@@ -66,14 +68,36 @@ def assemble(
         calls={key: finish_call(key, call, raw, known) for key, call in raw.calls.items()},
         ops=measured,
         values={name: meta for name, meta in metas.items() if name in live},
-        outputs=(("loss", str(loss)),),
+        outputs=tuple(zip(training.names, map(str, results), strict=True)),
+        weight=tuple(
+            name
+            for field in weight_fields(spec, training.binding)
+            for name, known in zip(names.values(), training.binding.fields, strict=True)
+            if known == field
+        ),
         canonical=canonical,
         names=read_names(raw, training),
         statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},
+        recompute=tuple(raw.checkpoints.paths),
         saved=saved,
-        messages=messages + told,
-        registered=raw.registered,
+        messages=messages + told + tuple(map(kept_checkpoint, raw.checkpoints.lone)),
     )
+
+
+def refuse_taken_names(spec: Spec, names: Sequence[str]) -> None:
+    """Raises CaptureError for a metric that the log calls something else by."""
+    for name in names[1:]:
+        if name in ("step", "lr", "norm", "gradient_norm") or name.endswith("_per_second"):
+            raise CaptureError(
+                f"the loss gives a metric called {name}, which means something else in the log",
+                spec.at("model.loss"),
+                f"give it another name, such as mean_{name}",
+            )
+
+
+def kept_checkpoint(where: Location | None) -> str:
+    """A word on a checkpoint for which no module stands."""
+    return f"{where}: this checkpoint calls no module: what it computes is kept for the backward"
 
 
 def refuse_written_parameters(
@@ -131,10 +155,12 @@ def save_unrecorded(
 
 
 def read_names(raw: Raw, training: Training) -> dict[str, str]:
-    """A name for the model's output, from the loss that takes it."""
+    """Names for the model's output, from the loss that takes it, and for metrics."""
     output = raw.calls["", 0].output
     named = isinstance(output, Ref) and training.loss is not returned_loss
-    return {output.name: output_name(training.loss)} if named else {}  # type: ignore[union-attr]
+    metrics = raw.output[1:] if isinstance(raw.output, tuple) else ()
+    names = dict(zip(map(str, metrics), training.names[1:], strict=False))
+    return names | ({output.name: output_name(training.loss)} if named else {})  # type: ignore[union-attr]
 
 
 def short(where: str, folder: Path) -> str:

@@ -47,9 +47,10 @@ def capture(spec: Spec) -> Graph:
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
-            if spec.parallel.microbatches > 1:
+            if spec.parallel.microbatches * spec.parallel.data > 1:
                 refuse_coupled(raw)
             graph = assemble(spec, raw, built, training, sizes, told)
+    graph = replace(graph, registered=raw.registered)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)
@@ -121,7 +122,8 @@ def fixed_size(spec: Spec, error: CaptureError) -> tuple[int, str]:
 
     Raises the error where microbatches differ in size.
     """
-    size, rest = divmod(spec.train.global_batch, spec.parallel.microbatches)
+    parts = spec.parallel.microbatches * spec.parallel.data
+    size, rest = divmod(spec.train.global_batch, parts)
     if rest or spec.data.last_batch != "drop":
         raise error
     return size, f"compiled for microbatches of just {size} samples: {error.message}"

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ...errors import CaptureError
 from ...ir.graph import Arg, CallId, Items, Op, Recipe, Ref, State, Statement, TensorMeta
 from .arguments import dtype_name, spelling, to_arg
+from .checkpoints import Regions
 from .export import RawCall, Traced, needs_values
 from .places import Places, module_path, users_location
 from .private import inline_region, without_out
@@ -43,13 +44,14 @@ class Raw:
     statements: dict[int, Statement] = field(default_factory=dict)
     registered: dict[str, str] = field(default_factory=dict)
     """Operations of the user's own -> the modules that register them."""
+    checkpoints: Regions = field(default_factory=Regions)
 
 
 class Converter:
     """Walks the traced nodes of one program in order."""
 
     def __init__(self, traced: Traced, folder: Path) -> None:
-        self.raw = Raw()
+        self.raw = Raw(checkpoints=traced.checkpoints)
         self.folder = folder
         """Of the model's file."""
         self.traced = traced

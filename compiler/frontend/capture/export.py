@@ -1,7 +1,7 @@
 """Runs torch.export on the model with its loss, at one batch size, and notes what modules take.
 
-Export alone forgets the argument names of forward, which values a module returns, custom backwards
-and checkpoints: hooks note the first two while it traces, and the rest is refused.
+Export alone forgets the argument names of forward, which values a module returns, checkpoints and
+custom backwards: hooks note all but the last while it traces, and that is refused.
 """
 
 import contextlib
@@ -19,17 +19,16 @@ from typing import NoReturn
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.checkpoint import CheckpointFunction
 
 from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
 from .build import Built, plain_tensors
+from .checkpoints import Regions, noting_checkpoints
 from .private import (
     is_data_dependent,
     node_name,
     on_autograd_function,
-    on_checkpoint,
     on_tensor_hook,
     running_call,
 )
@@ -55,6 +54,7 @@ class Traced:
     calls: Mapping[CallId, RawCall]
     assigned: Mapping[str, str]
     """Plain tensor that forward assigns -> the traced node that it becomes."""
+    checkpoints: Regions
     keys: Mapping[CallId, CallId]
     """A call as nodes have it, by any path of its module -> its key in `calls`."""
 
@@ -78,6 +78,7 @@ def export(
 
     with (
         refuse_python_state(training, again),
+        noting_checkpoints(training) as regions,
         note_calls(training.model, calls, keys),
         note_assignments(training.model, assigned),
         refuse_custom_backward(training.model),
@@ -86,7 +87,7 @@ def export(
         plain_words(),
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls, assigned, keys)
+    return Traced(program, calls, assigned, regions, keys)
 
 
 @contextmanager
@@ -233,22 +234,13 @@ def traced(value: object) -> Arg:
 
 @contextmanager
 def refuse_custom_backward(model: nn.Module) -> Iterator[None]:
-    """Refuse what export drops without a word: custom autograd functions, checkpoints, hooks."""
+    """Refuse what export drops without a word: custom autograd functions and hooks."""
 
     def function(cls: type) -> NoReturn:
-        if issubclass(cls, CheckpointFunction):
-            checkpoint()
         raise CaptureError(
             f"{cls.__name__} is a torch.autograd.Function: capture would lose its backward",
             call_site(),
             "write it with differentiable operations",
-        )
-
-    def checkpoint() -> NoReturn:
-        raise CaptureError(
-            "capture would lose this torch.utils.checkpoint",
-            call_site(),
-            "call the function directly",
         )
 
     def hook() -> NoReturn:
@@ -262,5 +254,5 @@ def refuse_custom_backward(model: nn.Module) -> Iterator[None]:
             raise CaptureError(
                 f"capture would lose the hooks on gradients of {path or 'the model'}"
             )
-    with on_autograd_function(function), on_checkpoint(checkpoint), on_tensor_hook(hook):
+    with on_autograd_function(function), on_tensor_hook(hook):
         yield

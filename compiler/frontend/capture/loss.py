@@ -10,7 +10,10 @@ from ...errors import CaptureError
 from ...ir.spec import Spec
 from .user import resolve
 
-Loss = Callable[..., torch.Tensor]
+Results = Mapping[str, torch.Tensor]
+"""`loss`, then the metrics, each of one number."""
+Loss = Callable[..., object]
+"""Gives the loss, or what take_apart knows."""
 
 
 def find_loss(spec: Spec) -> Loss:
@@ -43,8 +46,35 @@ def output_name(loss: Loss) -> str:
     return "output" if name == "input" else name
 
 
-def returned_loss(output: object) -> torch.Tensor:
-    """The loss that a model returns: a scalar, or `.loss` or the first element of its output."""
+def take_apart(result: object) -> Results:
+    """What a loss gave: the loss; or a mapping of it and of metrics; or the loss and a mapping.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping):
+        result = {"loss": result[0], **result[1]}
+    named = dict(result) if isinstance(result, Mapping) else {"loss": result}
+    if "loss" not in named:
+        raise TypeError(f"the loss gives {', '.join(map(str, named))}, none of which is `loss`")
+    found: dict[str, torch.Tensor] = {}
+    for name in sorted(named, key="loss".__ne__):  # the loss first
+        value = named[name]
+        if not isinstance(value, torch.Tensor) or value.dim() != 0:
+            what = type(value).__name__
+            if isinstance(value, torch.Tensor):
+                what = f"a tensor of shape {list(value.shape)}"
+            raise TypeError(f"{name} is {what}, not a tensor of one number: its mean, no .item()")
+        found[str(name)] = value
+    return found
+
+
+def returned_loss(output: object) -> object:
+    """The loss that a model returns: a scalar, or `.loss` or the first element of its output. In a
+    plain dict further scalars are metrics."""
+    if type(output) is dict and isinstance(output.get("loss"), torch.Tensor):
+        scalars = {n: v for n, v in output.items() if isinstance(v, torch.Tensor) and v.dim() == 0}
+        if "loss" in scalars:
+            return scalars
     if isinstance(output, Mapping) and "loss" in output:
         output = output["loss"]
     elif hasattr(output, "loss"):

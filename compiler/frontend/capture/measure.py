@@ -5,14 +5,15 @@ The graph runs twice on tensors without values, at two batch sizes; counts are l
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...ir.graph import Amount, Dim, Op, Parameter, Ref, State, TensorMeta
+from ...ir.graph import Amount, CallId, Dim, Graph, Op, Parameter, Ref, State, TensorMeta
 from .private import fake_mode, flop_formula, storage_address
 from .replay import run_op
 
@@ -24,6 +25,8 @@ class Counts:
     flops: list[int]
     saved: list[int]
     gradients: dict[str, bool]
+    own: dict[CallId, int] = field(default_factory=dict)
+    """What is kept of a call that runs again, while it does."""
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
@@ -47,7 +50,18 @@ def measure(
 ) -> tuple[tuple[Op, ...], dict[str, TensorMeta]]:  # fmt: skip
     """Fill in flops and saved_bytes of the ops and requires_grad of the values."""
     first, second = (run(ops, values, inputs, parameters, canonical, batch) for batch in sizes)
-    measured = tuple(
+    metas = {
+        name: replace(meta, requires_grad=first.gradients.get(name, False))
+        for name, meta in values.items()
+    }
+    return fill_in(ops, first, second, sizes), metas
+
+
+def fill_in(
+    ops: Sequence[Op], first: Counts, second: Counts, sizes: tuple[int, int]
+) -> tuple[Op, ...]:
+    """The ops with what was counted."""
+    return tuple(
         replace(
             op,
             flops=linear(first.flops[i], second.flops[i], sizes),
@@ -55,11 +69,22 @@ def measure(
         )
         for i, op in enumerate(ops)
     )
-    metas = {
-        name: replace(meta, requires_grad=first.gradients.get(name, False))
-        for name, meta in values.items()
-    }
-    return measured, metas
+
+
+def measure_again(
+    graph: Graph, around: Mapping[str, CallId], given: Mapping[CallId, Sequence[str]],
+    sizes: tuple[int, int],
+) -> tuple[tuple[Op, ...], dict[CallId, Amount]]:  # fmt: skip
+    """The ops with saved_bytes if calls keep only what they are given, and by call what autograd
+    keeps when it runs again. `around`: op -> the call."""
+    inputs = [i.name for i in graph.inputs]
+    metas = dict(graph.values) | {i.name: i.meta for i in graph.inputs}
+    first, second = (
+        run(graph.ops, metas, inputs, graph.parameters, graph.canonical, batch, around, given)
+        for batch in sizes
+    )
+    own = {call: linear(first.own[call], second.own[call], sizes) for call in first.own}
+    return fill_in(graph.ops, first, second, sizes), own
 
 
 def linear(at_first: int, at_second: int, sizes: tuple[int, int]) -> Amount:
@@ -73,6 +98,8 @@ def linear(at_first: int, at_second: int, sizes: tuple[int, int]) -> Amount:
 def run(
     ops: Sequence[Op], values: Mapping[str, TensorMeta], inputs: Sequence[str],
     parameters: Mapping[str, Parameter], canonical: Mapping[str, str], batch: int,
+    around: Mapping[str, CallId] = MappingProxyType({}),
+    given: Mapping[CallId, Sequence[str]] = MappingProxyType({}),
 ) -> Counts:  # fmt: skip
     """Run the ops once without values."""
     counts, counter = Counts([], [], {}), FlopCounter()
@@ -80,23 +107,18 @@ def run(
         state = {
             fqn: make(p.meta, batch, grad=p.meta.requires_grad) for fqn, p in parameters.items()
         }
-        found: dict[str, object] = {name: make(values[name], batch, grad=False) for name in inputs}
-        held = {storage_address(tensor) for tensor in state.values()}
+        found: dict[str, Any] = {name: make(values[name], batch, grad=False) for name in inputs}
+        keeper = Keeper(counts, {storage_address(tensor) for tensor in state.values()})
 
         def lookup(ref: Ref | State) -> object:
             return found[ref.name] if isinstance(ref, Ref) else state[canonical[ref.fqn]]
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            address = storage_address(tensor)
-            if address not in held:
-                held.add(address)
-                counts.saved[-1] += tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(keeper.keep, lambda tensor: tensor):
             for op in ops:
                 counter.flops = 0
                 counts.saved.append(0)
+                call = around.get(op.name)
+                keeper.enter(call, [found[name] for name in given[call]] if call else ())
                 with nullcontext() if op.grad else torch.no_grad():
                     result = run_op(op, lookup, batch)
                 outputs = result if isinstance(result, list | tuple) else (result,)
@@ -108,6 +130,40 @@ def run(
             name: getattr(value, "grad_fn", None) is not None for name, value in found.items()
         }
     return counts
+
+
+@dataclass
+class Keeper:
+    """Counts what autograd keeps, each storage once: with an op, or with a call that runs again."""
+
+    counts: Counts
+    held: set[int]
+    """Storages that are kept already, or parameters."""
+    call: CallId | None = None
+    again: set[int] = field(default_factory=set)
+    """What the call has when it runs again."""
+
+    def enter(self, call: CallId | None, given: Sequence[torch.Tensor]) -> None:
+        """Before each op; `given`: what its call is given, if that runs again."""
+        if call is None or call in self.counts.own:
+            self.call = call
+            return
+        self.call = None
+        for tensor in given:
+            self.keep(tensor)
+        self.call, self.counts.own[call] = call, 0
+        self.again = set(self.held)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        held = self.held if self.call is None else self.again
+        address, size = storage_address(tensor), tensor.untyped_storage().nbytes()
+        if address not in held:
+            held.add(address)
+            if self.call is None:
+                self.counts.saved[-1] += size
+            else:
+                self.counts.own[self.call] += size
+        return tensor
 
 
 def make(meta: TensorMeta, batch: int, *, grad: bool) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -151,9 +151,7 @@ def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
     base: Any = torch.autograd.function._SingleLevelFunction
 
     def apply(cls: Any, /, *args: object, **kwargs: object) -> object:
-        if not cls.__module__.startswith("torch.") or issubclass(
-            cls, torch.utils.checkpoint.CheckpointFunction
-        ):
+        if not cls.__module__.startswith("torch."):
             refuse(cls)
         return super(base, cls).apply(*args, **kwargs)
 
@@ -183,13 +181,25 @@ def on_tensor_hook(refuse: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def on_checkpoint(refuse: Callable[[], object]) -> Iterator[None]:
-    """Call `refuse` where torch.utils.checkpoint starts, by whatever name the user imported it."""
-    module = torch.utils.checkpoint
-    names = ("_checkpoint_without_reentrant_generator",)
-    originals = {name: getattr(module, name) for name in names}
-    for name in names:
-        setattr(module, name, lambda *_, **__: refuse())
+def checkpoints_plain(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Call what torch.utils.checkpoint is given directly, within `around()`, by whatever name the
+    user imported it: values are the same, and batch norms count a microbatch once."""
+    module: Any = torch.utils.checkpoint
+
+    def generator(*_: object, **__: object) -> Iterator[None]:
+        with around():
+            yield
+
+    class Plain:
+        @staticmethod
+        def apply(function: Callable[..., object], _: object, *args: object) -> object:
+            with around():
+                return function(*args)
+
+    patches = {"_checkpoint_without_reentrant_generator": generator, "CheckpointFunction": Plain}
+    originals = {name: getattr(module, name) for name in patches}
+    for name, patch in patches.items():
+        setattr(module, name, patch)
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """The user's model and loss as one module: from the fields of a microbatch to the loss."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -9,12 +9,15 @@ from torch import nn
 from ...errors import Location
 from ...ir.spec import Spec
 from .fields import Binding
-from .loss import Loss, find_loss
-from .private import is_fake, masks_unread
+from .loss import Loss, find_loss, take_apart
+from .private import checkpoints_plain, is_fake, masks_unread
 
 
 class Training(nn.Module):
-    """Takes the fields in the binding's order, returns the mean loss over the samples."""
+    """Takes the fields in the binding's order; returns the microbatch's loss and then its metrics,
+    whose names are in `names` then."""
+
+    names: tuple[str, ...] = ("loss",)
 
     def __init__(
         self,
@@ -24,16 +27,21 @@ class Training(nn.Module):
         where: Location | None,
     ) -> None:
         super().__init__()
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around what a checkpoint of the model's own calls."""
         self.model, self.loss, self.binding, self.where = model, loss, binding, where
 
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
-        with masks_applied(self.model) if any(map(is_fake, values)) else nullcontext():
+        masks = masks_applied(self.model) if any(map(is_fake, values)) else nullcontext()
+        with masks, checkpoints_plain(self.around):
             output = self.model(
                 *(fields[name] for name in self.binding.positional),
                 **{argument: fields[name] for argument, name in self.binding.keywords.items()},
             )
-        return self.loss(output, *(fields[name] for name in self.binding.loss))
+        results = take_apart(self.loss(output, *(fields[name] for name in self.binding.loss)))
+        self.names = tuple(results)
+        return tuple(results.values())
 
 
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:

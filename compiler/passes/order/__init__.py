@@ -13,13 +13,11 @@ families = {"gpipe": gpipe, "1f1b": one_f_one_b}
 def order(plan: Plan, kind: str) -> Schedule:
     """The compute order of the schedule named `kind`, `gpipe` or `1f1b`.
 
-    Before: each stage lives on one rank. After: each rank runs one F and one B of each microbatch
-    on its stage, for any number of stages and microbatches; the schedule flushes, so that one step
-    is its period.
+    After: each rank runs one F and one B of each microbatch of its replica on its stage, for any
+    number of stages and microbatches; the schedule flushes, so that one step is its period.
     """
     rows = []
     for stage in plan.stages:
-        (rank,) = stage.mesh.ranks
         period = families[kind](stage.index, len(plan.stages), plan.microbatches)
-        rows.append(Row(rank, warmup=(), period=period, drain=()))
+        rows += [Row(rank, warmup=(), period=period, drain=()) for rank in stage.mesh.ranks]
     return Schedule(kind, plan.microbatches, tuple(sorted(rows, key=lambda row: row.rank)))

@@ -5,22 +5,32 @@ from itertools import pairwise
 
 from ...analysis.cost import Costs
 from ...analysis.dataflow import holders
+from ...analysis.memory import layer_s
 from ...ir.graph import Graph
-from ...ir.plan import Mesh, Placement, Plan, Stage
+from ...ir.plan import Mesh, Placement, Plan, Replicate, Stage
 from ...ir.spec import Random, Spec
+
+bucket_bytes = {"cpu": 2**22, "cuda": 25 * 2**20}
+"""By kind of device. Over gloo, 1 and 4 MiB were fastest of what was tried, from a message for each
+parameter to one for all; 25 MiB is the default of torch's DistributedDataParallel."""
 
 
 def assemble(graph: Graph, costs: Costs, spec: Spec, starts: Sequence[int]) -> Plan:
-    """The plan whose stages begin at these layers, stage s on rank s.
+    """The plan whose stages begin at these layers, replica r of stage s on rank s x data + r.
 
-    Ranks fill a node before the next one, so neighbours are on one node wherever they can be.
+    Ranks fill a node before the next one: replicas, which exchange most, are on one node wherever
+    they can be, then neighbouring stages.
     """
+    data = spec.parallel.data
     stages = tuple(
         Stage(
             index=index,
             layers=tuple(range(first, stop)),
-            mesh=Mesh(axes=(), ranks=(index,)),
-            time_s=sum(costs.layer_s[first:stop]),
+            mesh=Mesh(
+                axes=(("data", data),) if data > 1 else (),
+                ranks=tuple(range(index * data, (index + 1) * data)),
+            ),
+            time_s=sum(layer_s(costs, spec, index)[first:stop]),
         )
         for index, (first, stop) in enumerate(pairwise([*starts, len(graph.layers)]))
     )
@@ -30,16 +40,22 @@ def assemble(graph: Graph, costs: Costs, spec: Spec, starts: Sequence[int]) -> P
         global_batch=spec.train.global_batch,
         microbatches=spec.parallel.microbatches,
         even=is_even(spec),
+        bucket_bytes=bucket_bytes[spec.cluster.device.kind],
+        recompute=graph.recompute,
+        rerun=spec.parallel.recompute == "stage",
     )
 
 
 def placements(
     graph: Graph, stages: Sequence[Stage]
 ) -> Mapping[str, tuple[tuple[int, tuple[tuple[str, Placement], ...]], ...]]:
-    """Each parameter and buffer on every stage whose layers need it; whole: a stage is one rank."""
+    """Each parameter and buffer on every stage whose layers need it, whole on each of its ranks."""
     stage_of = {layer: stage.index for stage in stages for layer in stage.layers}
     return {
-        fqn: tuple((stage, ()) for stage in dict.fromkeys(stage_of[layer] for layer in layers))
+        fqn: tuple(
+            (stage, tuple((axis, Replicate()) for axis, _ in stages[stage].mesh.axes))
+            for stage in dict.fromkeys(stage_of[layer] for layer in layers)
+        )
         for fqn, layers in holders(graph).items()
     }
 
@@ -47,7 +63,7 @@ def placements(
 def is_even(spec: Spec) -> bool:
     """Whether every microbatch of every step has the same size, as far as the spec tells."""
     batch, data = spec.train.global_batch, spec.data
-    if batch % spec.parallel.microbatches:
+    if batch % (spec.parallel.microbatches * spec.parallel.data):
         return False
     if data.last_batch == "drop":
         return True

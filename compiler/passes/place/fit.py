@@ -10,6 +10,7 @@ from ...analysis.cost import Costs, microbatch_size
 from ...analysis.dataflow import cut_bytes
 from ...analysis.memory import (
     Footprint,
+    layer_s,
     measure_runs,
     peak_bytes,
     stage_memory,
@@ -35,10 +36,11 @@ def fastest(
     between plans of equal times only.
     """
     whole = max(sum(costs.layer_s), 1e-30) / RESOLUTION
-    times = sums([round(seconds / whole) for seconds in costs.layer_s]).astype(np.float64)
     capacity = spec.cluster.device.memory
 
     def cost(stage: int) -> Matrix:
+        seconds = layer_s(costs, spec, stage)
+        times = sums([round(s / whole) for s in seconds]).astype(np.float64)
         if footprint is None:
             return times
         return np.where(total_bytes(footprint, spec, stage) <= capacity, times, np.inf)

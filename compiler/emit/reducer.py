@@ -1,0 +1,77 @@
+"""What replicas of a stage share: which of them a rank is, and how they sum their gradients."""
+
+from ..ir.plan import Plan
+from ..ir.program import Collective, Loop, Program
+from ..ir.unit import Unit
+from .expression import quote
+from .job import Job, dtypes
+
+
+def view_replica(job: Job, program: Program, unit: Unit) -> dict[str, object]:
+    """How the rank calls itself in messages, and which of how many replicas it is, if there are."""
+    here = f"rank {program.rank}, stage {unit.stage}"
+    if job.plan.replicas == 1:
+        return {"here": here, "replica_constants": []}
+    replica, size = program.coords["data"], job.plan.bucket_bytes >> 20
+    constants = [
+        f"REPLICA, REPLICAS = {replica}, {job.plan.replicas}  # each takes a share of every batch",
+        f"BUCKET_BYTES = {size} * 2**20  # of gradients in a message",
+    ]
+    return {"here": f"{here}, replica {replica}", "replica_constants": constants}
+
+
+def reduction(program: Program) -> Collective | None:
+    """The sum of the replicas' gradients that runs beside the last backward."""
+    loop = next(item for item in program.actions if isinstance(item, Loop))
+    sums = (item for item in loop.body if isinstance(item, Collective) and item.bucket_bytes)
+    return next(sums, None)
+
+
+def padded(job: Job, unit: Unit) -> list[str]:
+    """Parameters on several stages whose gradients are summed though a replica without samples
+    makes none: they start, and stay, as zeros."""
+    if job.plan.even or job.plan.replicas == 1:
+        return []
+    return [held.fqn for held in unit.state if held.trainable and len(held.stages) > 1]
+
+
+def spell_group(plan: Plan, group: tuple[int, ...]) -> str:
+    """A process group; that of all ranks is torch's default."""
+    return "None" if len(group) == plan.world_size else f"groups[{group}]"
+
+
+def sum_over(plan: Plan, group: tuple[int, ...]) -> str:
+    """The further arguments of an all_reduce over a group."""
+    everyone = len(group) == plan.world_size
+    return "" if everyone else f", dist.ReduceOp.SUM, {spell_group(plan, group)}"
+
+
+def view_reducer(job: Job, program: Program, unit: Unit) -> dict[str, object] | None:
+    """What the class Reducer hangs on."""
+    collective = reduction(program)
+    if collective is None:
+        return None
+    found = {
+        job.graph.parameters[h.canonical].meta.dtype for h in unit.state if h.fqn in unit.summed
+    }
+    default = found == {dtypes[job.spec.train.precision]}
+    return {
+        "group": spell_group(job.plan, collective.group),
+        "mixed": len(found) > 1,
+        "dtype": "" if default else ", dtype=b[0].dtype",
+    }
+
+
+def reduced_parameters(job: Job, unit: Unit) -> str:
+    """The parameters in buckets, as an expression: all, or without those that are frozen, that no
+    loss reaches, or that other stages hold too."""
+    names = {held.fqn for held in unit.state if not job.graph.parameters[held.canonical].buffer}
+    left_out = [held.fqn for held in unit.state if held.trainable and held.fqn not in unit.summed]
+    frozen = any(not h.trainable for h in unit.state if h.fqn in names)
+    if not left_out:
+        some = "[p for p in stage.parameters() if p.requires_grad]"
+        return some if frozen else "list(stage.parameters())"
+    listed = ", ".join(map(quote, left_out))
+    other = f"!= {listed}" if len(left_out) == 1 else f"not in ({listed})"
+    also = " and p.requires_grad" if frozen else ""
+    return f"[p for name, p in stage.named_parameters() if name {other}{also}]"
