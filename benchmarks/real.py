@@ -23,7 +23,6 @@ import bench
 import numpy as np
 from ruamel.yaml import YAML
 
-from ppc.errors import PpcError
 from ppc.run.launch import ForkServer
 
 SPECS = bench.HERE.parent / "specs"
@@ -74,7 +73,7 @@ def write_inputs(folder: Path) -> None:
 
 
 def make_sides(model: str, way: str, folder: Path, steps: int) -> dict[str, bench.Run]:
-    """Both sides of a comparison. Raises PpcError where the spec does not compile."""
+    """Both sides of a comparison."""
     tree = make_tree(model, way, steps)
     path = bench.write_spec(folder / f"{tree['name']}.yaml", tree)
     run, _ = bench.compile_ours(path, folder / tree["name"], {})
@@ -95,16 +94,10 @@ def make_sides(model: str, way: str, folder: Path, steps: int) -> dict[str, benc
     return {"torch": peer, "ppc": run}
 
 
-def compare(
-    server: ForkServer, model: str, way: str, folder: Path, pairs: int, steps: int
-) -> dict | None:
-    """The numbers of one comparison; None where the spec does not compile yet."""
+def compare(server: ForkServer, model: str, way: str, folder: Path, pairs: int, steps: int) -> dict:
+    """The numbers of one comparison."""
     print(f"{model}, {way}", flush=True)
-    try:
-        sides = make_sides(model, way, folder, steps)
-    except PpcError as error:
-        print(f"  left out: {error}")
-        return None
+    sides = make_sides(model, way, folder, steps)
     found = bench.alternate(server, sides, pairs, dropped=2)
     paired = bench.ratios(found["ppc"], found["torch"])
     return {
@@ -146,12 +139,11 @@ def main() -> None:
     given = parser.parse_args()
     write_inputs(given.folder)
     with bench.start_server() as server:
-        found = [
+        results = [
             compare(server, model, way, given.folder, given.pairs, given.steps)
             for way in given.ways.split(",")
             for model in given.models.split(",")
         ]
-    results = [result for result in found if result]
     print(show(results))
     if given.json:
         given.json.write_text(json.dumps(results, indent=2) + "\n")

@@ -43,5 +43,5 @@ def test_real_models(tmp_path):
     few = ("--models", "gpt", "--pairs", "1", "--steps", "3")
     found, told = run(tmp_path, "real.py", *few)
     cases = [result["case"] for result in found]
-    assert cases[:2] == ["gpt one", "gpt pipeline"]
+    assert cases == ["gpt one", "gpt pipeline", "gpt data"]
     assert "slower" in told or "ok" in told
