@@ -66,7 +66,7 @@ def compile(
     Raises CaptureError and PlanError for what the user can mend; nothing is written.
     """
     job = lower(spec, folder or Path("generated") / spec.name, observe)
-    files = render(job, job.graph.saved, copied_modules(spec))
+    files = render(job, job.graph.saved, copied_modules(spec, job.graph.registered.values()))
     first = job.plan.pipelines()[0]  # replicas run the same stages
     scripts = [str(files[rank].text) for rank in first]
     units = tuple(unit for unit in job.units if unit.rank in first)

@@ -141,7 +141,10 @@ def test_autocast(tmp_path):
 
 
 def test_operations_of_others(tmp_path):
-    before = """
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("""
+import torch
+
 @torch.library.custom_op("theirs::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
     return x * 2
@@ -149,6 +152,9 @@ def twice(x: torch.Tensor) -> torch.Tensor:
 @twice.register_fake
 def _(x):
     return torch.empty_like(x)
+""")
+    before = """
+import theirs
 
 class Inner(nn.Module):
     def forward(self, x):

@@ -18,7 +18,7 @@ from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import libraries_export
 from ..frontend.capture.replay import replay
 from ..frontend.capture.training import Training, make_training
-from ..frontend.capture.user import location, users_errors
+from ..frontend.capture.user import location, model_folder, users_errors
 from ..frontend.samples import read_samples
 from ..ir.graph import Graph, Parameter
 from ..ir.plan import Plan
@@ -112,7 +112,8 @@ def differing_op(spec: Spec, size: int, usual: int) -> CaptureError | None:
     """What becomes of the first operation that is another for another number of samples."""
     built, fields = build_fake(spec), read_fields(spec)
     training = make_training(spec, built.model, bind(spec, built.model, fields))
-    traces = [trace(training, built, fields, number) for number in (size, usual)]
+    folder = model_folder(spec)
+    traces = [trace(training, built, fields, number, folder) for number in (size, usual)]
     try:
         Generaliser(size, usual).merge(*traces)
     except CaptureError as error:

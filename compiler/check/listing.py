@@ -83,7 +83,7 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func.name().split("::")[1].split(".")[0].rstrip("_")
+        name = func.name().removeprefix("aten::").split(".")[0].rstrip("_")
         arguments = self.arguments(name, func, args, kwargs)  # before some are written
         source = copied(name, args, kwargs)
         result = func(*args, **kwargs)

@@ -187,12 +187,9 @@ def widest(values: Iterable[str], texts: Mapping[str, Expr]) -> str:
 
 def is_tuple_of_one(item: Item) -> bool:
     """Whether an op gives a list of one tensor (`x.split(...)` in one piece)."""
-    return len(item.makes) == 1 and item.op.target.split(".")[1] in (
-        "split",
-        "chunk",
-        "unbind",
-        "split_with_sizes",
-    )
+    namespace, name, _ = item.op.target.split(".")
+    lists = name in ("split", "chunk", "unbind", "split_with_sizes") and namespace == "aten"
+    return len(item.makes) == 1 and lists
 
 
 def inlinable(

@@ -8,7 +8,7 @@ captured again and compared with the graph (`check/`).
 from collections.abc import Mapping
 
 from ..ir.graph import Op, TensorMeta
-from .arguments import Names, argument, arguments
+from .arguments import Names, argument, arguments, spell_arg
 from .expression import Expr, Level, binary, call, method
 from .functional import functional, signatures
 from .special import specials
@@ -34,7 +34,9 @@ functions = frozenset(
 
 def spell(op: Op, names: Names, values: Mapping[str, TensorMeta]) -> Expr:
     """The expression for an op. Several outputs come as a tuple."""
-    _, name, _ = op.target.split(".")
+    namespace, name, _ = op.target.split(".")
+    if namespace not in ("aten", "ppc"):
+        return users_own(f"torch.ops.{namespace}.{name}", op, names)
     special = specials.get(name)
     if special is not None:
         found = special(op, names, values)
@@ -55,3 +57,11 @@ def spell(op: Op, names: Names, values: Mapping[str, TensorMeta]) -> Expr:
     if op.spelling == "torch" or name in functions:
         return call(f"torch.{name}", arguments(op, name, names))
     return call(f"torch.ops.{op.target}", arguments(op, name, names))
+
+
+def users_own(function: str, op: Op, names: Names) -> Expr:
+    """An operation that a module of the user's registers."""
+    flag = next((i for i, a in enumerate(op.args) if isinstance(a, bool)), len(op.args))
+    texts = [argument(op, i, names).text for i in range(flag)]
+    named = (*zip(op.arg_names[flag:], op.args[flag:], strict=True), *op.kwargs)
+    return call(function, texts + [f"{k}={spell_arg(v, names, k).text}" for k, v in named])

@@ -63,6 +63,7 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
     data = view["data"]
     own = list(data["modules"]) if isinstance(data, Mapping) else []
     own = sorted({*own, *view["modules"], *view["course_modules"]})  # type: ignore[misc]  # a list of lines
+    own = [*view["registering"], *own]  # type: ignore[misc]  # the same
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
     constants = view["training_constants"]

@@ -6,7 +6,7 @@ Arithmetic, naming and joining happen here; a template shows what it gets.
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from ..ir.graph import TensorMeta
+from ..ir.graph import Graph, TensorMeta
 from ..ir.program import Log, Loop, Program
 from ..ir.spec import Spec
 from ..ir.unit import Unit
@@ -34,12 +34,11 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     lifted = lift(job.graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
     data = view_data(spec, plan, unit, job.paths)
     weights = spell_weights(job.graph, unit)
-    longer = job.longer[program.rank]
     again = view_recompute(job, program, unit)
     steps = StepWriter(
-        plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
-        norms=bool(again["norms"]) and program.rerun, weight=spec.model.weight,
-        autocast=spec.train.precision == "bf16",
+        plan, program, job.longer[program.rank], unit, job.boundary, lifted.results,
+        seeds=bool(unit.seeds), norms=bool(again["norms"]) and program.rerun,
+        weight=spec.model.weight, autocast=spec.train.precision == "bf16",
     )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
     return {
@@ -59,6 +58,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "init": weights.lines,
         "init_doc": init_doc(draws=weights.draws),
         "data": data and asdict(data),
+        "registering": registering(job.graph, unit),
         "general": is_general(program),
         "uneven": not plan.even,
         "edges": bool(program.edges),
@@ -71,6 +71,17 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "start": list(start_lines(job, program, unit, data)),
         "finish": list(finish_lines(program, distributed=job.plan.world_size > 1)),
     }
+
+
+def registering(graph: Graph, unit: Unit) -> list[str]:
+    """Imports of the user's modules that register operations of this stage."""
+    found: dict[str, list[str]] = {}
+    for target in sorted({op.target for op in unit.ops} & graph.registered.keys()):
+        found.setdefault(graph.registered[target], []).append(target.rpartition(".")[0])
+    return [
+        f"import {module}  # noqa: F401  # registers torch.ops.{', torch.ops.'.join(operations)}"
+        for module, operations in sorted(found.items())
+    ]
 
 
 def default_dtype(spec: Spec) -> list[str]:

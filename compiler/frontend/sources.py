@@ -7,7 +7,7 @@ import keyword
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import SpecError
@@ -55,13 +55,14 @@ def relative(path: str, spec: Spec, folder: Path, *, pattern: bool = False) -> s
     return Path(os.path.relpath(Path(start) / path, end)).as_posix()
 
 
-def copied_modules(spec: Spec) -> dict[str, str]:
+def copied_modules(spec: Spec, registering: Iterable[str] = ()) -> dict[str, str]:
     """The user's modules that the scripts import, which are copied beside them: name -> text.
+    `registering`: those beside the model's that register operations.
 
     Raises SpecError where two that differ would have one name.
     """
     found: dict[str, str] = {}
-    for place, field in imported_files(spec):
+    for place, field in imported_files(spec, registering):
         for name, text in with_imports(spec.folder / place).items():
             if found.setdefault(name, text) != text:
                 message = f"two files bring a module {name}, {place} one of them"
@@ -69,7 +70,7 @@ def copied_modules(spec: Spec) -> dict[str, str]:
     return found
 
 
-def imported_files(spec: Spec) -> Iterator[tuple[str, str]]:
+def imported_files(spec: Spec, registering: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
     """(path, the spec's key) of the users' files that scripts import."""
     if isinstance(spec.data, Dataset) and ".py:" in spec.data.source:
         yield spec.data.source.partition(":")[0], "data.source"
@@ -77,6 +78,8 @@ def imported_files(spec: Spec) -> Iterator[tuple[str, str]]:
         yield spec.model.weight.kind.partition(":")[0], "model.weight"
     if ".py:" in spec.train.lr_schedule.name:
         yield spec.train.lr_schedule.name.partition(":")[0], "train.lr_schedule"
+    for name in registering:
+        yield str(model_file(spec).with_name(f"{name}.py")), "model.factory"
 
 
 def with_imports(path: Path) -> dict[str, str]:

@@ -240,6 +240,9 @@ class Graph:
     statements: Mapping[int, Statement] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     """What to call a value that no statement names: the model's output, as the loss calls it."""
+    registered: Mapping[str, str] = field(default_factory=dict)
+    """Operations of the user's own, `bench.sleep.default` -> the module beside the model's that
+    registers them."""
     layers: tuple[Layer, ...] = ()
     recompute: tuple[str, ...] = ()
     """Paths of modules that keep only what they are given: their calls run again in the backward.

@@ -39,13 +39,9 @@ from .weight import weight_fields
 
 
 def assemble(
-    spec: Spec,
-    raw: Raw,
-    built: Built,
-    training: Training,
-    sizes: tuple[int, int],
+    spec: Spec, raw: Raw, built: Built, training: Training, sizes: tuple[int, int],
     messages: tuple[str, ...],
-) -> Graph:
+) -> Graph:  # fmt: skip
     """Put the parts together. `sizes`: two batch sizes to measure at, equal for a fixed one."""
     folder = spec.folder
     names = {

@@ -108,7 +108,7 @@ def shows(op: Op) -> bool:
 
 def shows_itself(op: Op) -> bool:
     """Whether an op that does nothing returns its very argument, with its gradient."""
-    return op.target.split(".")[1] in ("to", "lift_fresh", "dropout")
+    return op.target.startswith(("aten.to.", "aten.lift_fresh.", "aten.dropout."))
 
 
 def is_copy(op: Op) -> bool:
@@ -138,6 +138,8 @@ def literal(op: Op, raw: Raw) -> Op:
 
 def is_identity(op: Op, metas: Mapping[str, TensorMeta]) -> bool:
     """Whether an op's result is its first argument, value for value and gradient for gradient."""
+    if not op.target.startswith("aten."):
+        return False
     if not op.args or not isinstance(op.args[0], Ref | State):
         return False
     source, result = metas.get(str(op.args[0])), metas.get(op.outputs[0])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from torch import nn
 
@@ -17,11 +18,12 @@ from .convert import Converter, Raw
 from .export import export
 from .fields import bind, read_fields
 from .private import is_fake, storage_address
+from .registered import refuse_underivable
 from .replay import replay
 from .sharing import refuse_shared
 from .statements import forget
 from .training import Training, make_training
-from .user import location
+from .user import location, model_folder
 
 
 def capture(spec: Spec) -> Graph:
@@ -36,19 +38,22 @@ def capture(spec: Spec) -> Graph:
         binding = bind(spec, built.model, fields)
         training = make_training(spec, built.model, binding)
         sizes, told = batch_sizes(fields), (binding.note,) if binding.note else ()
-        traces = [trace(training, built, fields, size) for size in sizes]
+        folder = model_folder(spec)
+        traces = [trace(training, built, fields, size, folder) for size in sizes]
         try:
             raw = Generaliser(*sizes).merge(*traces)
         except CaptureError as error:
             size, message = fixed_size(spec, error)
-            raw = trace(training, built, fields, size)
+            raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
             if spec.parallel.microbatches * spec.parallel.data > 1:
                 refuse_coupled(raw)
             graph = assemble(spec, raw, built, training, sizes, told)
+    graph = replace(graph, registered=raw.registered)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
+    refuse_underivable(graph)
     return graph
 
 
@@ -62,9 +67,11 @@ def refuse_untrained(spec: Spec, graph: Graph) -> None:
         )
 
 
-def trace(training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int) -> Raw:
-    """One microbatch of `batch` samples, in canonical form."""
-    raw = Converter(export(training, built, fields, batch)).convert()
+def trace(
+    training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int, folder: Path
+) -> Raw:
+    """One microbatch of `batch` samples, in canonical form. `folder`: the model's."""
+    raw = Converter(export(training, built, fields, batch), folder).convert()
     refuse_computed(raw, built.model)
     return canonicalise(dissolve_borrowers(find_values(raw, built)))
 

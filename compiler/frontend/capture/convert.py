@@ -4,6 +4,7 @@ only torch's bookkeeping needs."""
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch.export.graph_signature import InputKind, InputSpec
@@ -17,6 +18,7 @@ from .checkpoints import Regions
 from .export import RawCall, Traced, needs_values
 from .places import Places, module_path, users_location
 from .private import inline_region, without_out
+from .registered import module_of
 from .schema import draws, dropped, given_positionals, is_default, running_statistics
 from .statements import frames, users_frame
 from .user import location
@@ -43,14 +45,18 @@ class Raw:
     call_statements: dict[CallId, int] = field(default_factory=dict)
     parents: dict[CallId, CallId] = field(default_factory=dict)
     statements: dict[int, Statement] = field(default_factory=dict)
+    registered: dict[str, str] = field(default_factory=dict)
+    """Operations of the user's own -> the modules that register them."""
     checkpoints: Regions = field(default_factory=Regions)
 
 
 class Converter:
     """Walks the traced nodes of one program in order."""
 
-    def __init__(self, traced: Traced) -> None:
+    def __init__(self, traced: Traced, folder: Path) -> None:
         self.raw = Raw(checkpoints=traced.checkpoints)
+        self.folder = folder
+        """Of the model's file."""
         self.traced = traced
         self.nodes: dict[Node, Arg] = {}
         """Traced node -> what it is in the graph."""
@@ -181,14 +187,8 @@ class Converter:
                 "operations on the whole batch" if transform else None,
             )
         if target.namespace not in ("aten", "ppc"):
-            raise CaptureError(
-                f"{target} in {module_path(node)} is an operation of {target.namespace}'s own, "
-                "which a script would have to import",
-                users_location(node),
-                "choose an implementation made of torch's own operations"
-                + "; experts: experts_implementation='batched_mm' in the model's config"
-                * ("grouped_mm" in str(target)),
-            )
+            module = module_of(target, self.folder, module_path(node), users_location(node))
+            self.raw.registered[str(target)] = module
         if self.traced.autocast and target._schema.name in recurrent:
             raise CaptureError(
                 f"what dtype {target} gives under autocast hangs on the machine",

@@ -182,7 +182,9 @@ def flops_by_hand(
     def size(shape: tuple[int | Dim, ...]) -> int:
         return prod(s if isinstance(s, int) else s.coefficient * batch for s in shape)
 
-    name = op.target.split(".")[1]
+    namespace, name, _ = op.target.split(".")
+    if namespace != "aten":
+        return 0
     if name == "scaled_dot_product_attention":
         query, key, value = (values[str(ref)].shape for ref in op.operands[:3])
         return 2 * size(query) * size(key[-2:-1]) + 2 * size(query[:-1]) * size(value[-2:])

@@ -13,7 +13,8 @@ from types import ModuleType
 import torch
 
 from ...errors import CaptureError, Location, PpcError
-from ...ir.spec import Factory, Value
+from ...ir.spec import Factory, Spec, Value
+from .registered import is_current, note_registering, refuse_registering
 
 library_folders = (
     *(
@@ -62,6 +63,7 @@ def import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    refuse_registering(name, path)
     return module
 
 
@@ -72,15 +74,17 @@ found_beside: set[str] = set()
 @contextmanager
 def beside(target: str, folder: Path) -> Iterator[None]:
     """What the file in `target` imports is looked for in its folder first, and afresh, like itself:
-    other jobs have other modules of the same name."""
+    other jobs have other modules of the same name. What registers operations with torch stays while
+    its file is as it was."""
     place = target.partition(":")[0]
     base = str((folder / place).resolve().parent)
     if not place.endswith(".py") or base in sys.path:  # the latter within a call
         yield
         return
-    for name in found_beside:
+    old = {name for name in found_beside if not is_current(name, base)}
+    for name in old:
         sys.modules.pop(name, None)
-    found_beside.clear()
+    found_beside.difference_update(old)
     known = set(sys.modules)
     importlib.invalidate_caches()
     sys.path.insert(0, base)
@@ -89,7 +93,10 @@ def beside(target: str, folder: Path) -> Iterator[None]:
     finally:
         sys.path.remove(base)
         new = {name for name in set(sys.modules) - known if name.partition(".")[0] not in known}
-        found_beside.update(name for name in new if is_within(sys.modules[name], base))
+        own = [name for name in new if is_within(sys.modules[name], base)]
+        found_beside.update(own)
+        for name in own:
+            note_registering(name)
 
 
 def is_within(module: ModuleType, folder: str) -> bool:
@@ -107,6 +114,11 @@ def call(factory: Factory, folder: Path, where: Location | None) -> object:
         arguments = {name: argument(value, folder, where) for name, value in factory.args.items()}
         with users_errors(where, f"{factory.target} failed"):
             return function(**arguments)
+
+
+def model_folder(spec: Spec) -> Path:
+    """Where the file of the model's factory lies."""
+    return (spec.folder / spec.model.factory.target.partition(":")[0]).parent
 
 
 def argument(value: Value, folder: Path, where: Location | None) -> object:
@@ -140,6 +152,8 @@ def known_remedy(error: BaseException) -> str | None:
         return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
     if "index out of range in self" in text:
         return "an embedding with more rows, or smaller numbers in the data"
+    if "no fake impl registered" in text:
+        return "its register_fake, which tells the shape of the result without computing it"
     if "Double" in text and torch.get_default_dtype() is torch.float64:
         return (
             "precision fp64 made parameters and data float64: let forward take a dtype from them, "
