@@ -20,6 +20,7 @@ from .lift import lift
 from .loop import loop_lines, view_log
 from .mean import weigh_lines
 from .messages import is_general
+from .norms import view_norms, with_synced
 from .optimizer import lr_lines, varies, view_clip
 from .recompute import view_recompute, written_inputs
 from .reducer import view_reducer, view_replica
@@ -31,7 +32,8 @@ from .weights import spell_weights
 def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """The values for rank.py.j2, all but the imports and the compilation's name."""
     spec, plan = job.spec, job.plan
-    lifted = lift(job.graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
+    graph = with_synced(job.graph, unit)
+    lifted = lift(graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
     data = view_data(spec, plan, unit, job.paths)
     weights = spell_weights(job.graph, unit)
     longer = job.longer[program.rank]
@@ -63,6 +65,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "edges": bool(program.edges),
         "comm": view_comm(job, program) if program.edges else None,
         "reducer": view_reducer(job, program, unit),
+        "sync": view_norms(job.graph, program, unit, again=bool(again["norms"])),
         **again,
         **view_weight(job, unit),
         "steps": asdict(steps.write()),

@@ -15,9 +15,10 @@ fresh interpreter, so the threads that torch may start here do it no harm), the 
 one for the time of the run, and torch's generator is given back as it was.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ from ..ir.spec import Spec
 from .observe import Step, Tensors, copy
 from .optimize import make_optimizer, step_optimizer
 from .seeding import Seeder, following
+from .together import Together
 from .weights import check_recipes, full_state, load_weights, replay_weights
 
 
@@ -134,17 +136,17 @@ def train(
     """Results, gradients and new state of each step, its buffers by replica, and it in one go."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
-    replicas = Replicas(model, spec.parallel.data)
-    with following(model, graph) as seeder:
+    replicas = make_replicas(spec, training)
+    with replicas.following(graph) as seeders:
         for step in range(steps):
             at_once = None
             if step < whole:
                 model.zero_grad()
-                at_once = accumulate(spec, training, samples, seeder, replicas, step, 1)
+                at_once = accumulate(spec, samples, seeders, replicas, step, 1)
                 found = live_gradients(model)
             model.zero_grad()
             count = spec.parallel.microbatches * spec.parallel.data
-            results = accumulate(spec, training, samples, seeder, replicas, step, count)
+            results = accumulate(spec, samples, seeders, replicas, step, count)
             compared = None
             if at_once is not None:
                 compared = Whole(at_once, found, copies(live_gradients(model)))
@@ -164,10 +166,9 @@ def train(
 
 def accumulate(
     spec: Spec,
-    training: Training,
     samples: Samples,
-    seeder: Seeder,
-    replicas: "Replicas",
+    seeders: Sequence[Seeder],
+    replicas: "Replicas | Together",
     step: int,
     count: int,
 ) -> Mapping[str, float]:
@@ -178,27 +179,41 @@ def accumulate(
     numbers = samples_of_step(spec, samples.count, step)
     epoch, _ = epoch_of_step(spec, samples.count, step)
     parts = microbatches(numbers, count)
-    weights = weights_of(spec, training.binding, samples, parts, epoch)
+    names, binding = replicas.trainings[0].names, replicas.trainings[0].binding
+    weights = weights_of(spec, binding, samples, parts, epoch)
     if not sum(weights):
         raise RunError(f"step {step + 1}: the weights of the batch sum to 0")
-    totals: dict[str, float] = {}
-    for index, part in enumerate(parts):
-        batch = samples.batch(part, training.binding.fields, epoch)
+
+    def forward(index: int) -> tuple[Tensor, ...]:
+        training = replicas.trainings[index % len(replicas.trainings)]
+        batch = samples.batch(parts[index], binding.fields, epoch)
         replicas.enter(index % spec.parallel.data)
         with (
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
-            seeder.microbatch(spec.train.seed, step, index),
+            seeders[index % len(seeders)].microbatch(spec.train.seed, step, index),
         ):
-            results = training(*batch)
-        share = weights[index] / sum(weights)
-        if not share:
-            continue
-        if results[0].requires_grad:
-            (share * results[0]).backward()
-        for name, result in zip(training.names, results, strict=True):
-            totals[name] = totals.get(name, 0.0) + share * float(result.detach())
+            return training(*batch)  # type: ignore[no-any-return]
+
+    totals: dict[str, float] = {}
+    size = len(replicas.trainings)
+    for start in range(0, len(parts), size):
+        group = range(start, min(start + size, len(parts)))
+        results = replicas.run([partial(forward, index) for index in group])
+        shares = [weights[index] / sum(weights) for index in group]
+        go_back(shares, [result[0] for result in results])
+        for share, values in zip(shares, results, strict=True):
+            for name, value in zip(names, values, strict=True) if share else ():
+                totals[name] = totals.get(name, 0.0) + share * float(value.detach())
     replicas.enter(0)
     return totals
+
+
+def go_back(shares: Sequence[float], losses: Sequence[Tensor]) -> None:
+    """From the losses of microbatches that ran together; one in which nothing counts may be NaN."""
+    pairs = zip(shares, losses, strict=True)
+    counted = [share * loss for share, loss in pairs if share and loss.requires_grad]
+    if counted:
+        torch.stack(counted).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def weights_of(
@@ -213,12 +228,26 @@ def weights_of(
     ]
 
 
+def make_replicas(spec: Spec, training: Training) -> "Replicas | Together":
+    if spec.parallel.sync_batch_norm and spec.parallel.data > 1:
+        return Together(training, spec.parallel.data)
+    return Replicas(training, spec.parallel.data)
+
+
 class Replicas:
     """The buffers of each replica; the model's own are those of the one that was entered last."""
 
-    def __init__(self, model: nn.Module, count: int) -> None:
-        self.model, self.here = model, 0
+    def __init__(self, training: Training, count: int) -> None:
+        self.trainings, self.model, self.here = (training,), training.model, 0
         self.buffers = [self.own() for _ in range(count)]
+
+    @contextmanager
+    def following(self, graph: Graph) -> Iterator[list[Seeder]]:
+        with following(self.model, graph) as seeder:
+            yield [seeder]
+
+    def run(self, calls: Sequence[Callable[[], tuple[Tensor, ...]]]) -> list[tuple[Tensor, ...]]:
+        return [call() for call in calls]
 
     def own(self) -> dict[str, Tensor]:
         """Copies of the model's buffers."""
