@@ -20,6 +20,7 @@ from .check.capture import check_capture, microbatch_sizes
 from .check.mean import check_mean
 from .check.norms import check_norms, seen_together
 from .check.text import check_text
+from .check.update import check_update
 from .emit.boundary import name_boundary
 from .emit.hints import name_values
 from .emit.job import Job
@@ -88,6 +89,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
     check_norms(spec, graph, plan)
+    check_update(spec, graph, plan)
     check_capture(spec, graph, plan)
     told = check_mean(spec, graph, seen_together(plan))
     graph = replace(graph, messages=graph.messages + told)
@@ -146,6 +148,7 @@ def make_job(
         boundary=name_boundary(units, hints),
         paths=data_paths(spec, folder),
         weight_module=script_module(spec.model.weight.kind),
+        course_module=script_module(spec.train.lr_schedule.name),
     )
 
 

@@ -23,7 +23,6 @@ from ppc.ir.graph import (
     TensorMeta,
 )
 from ppc.ir.spec import (
-    AdamW,
     Cluster,
     Data,
     Device,
@@ -280,7 +279,7 @@ def make_spec(
         path=Path("small.yaml"),
         model=Model(factory=Factory(target="model.py:build")),
         data=data or Random(samples=64, fields={}),
-        train=Train(global_batch=global_batch, optimizer=optimizer or AdamW()),
+        train=Train(global_batch=global_batch, optimizer=optimizer or Optimizer()),
         cluster=Cluster(
             nodes=nodes,
             devices_per_node=devices_per_node,

@@ -49,7 +49,7 @@ def make_spec(folder: Path, code: str = linear, **sections) -> Spec:
 
 def vary(folder: Path, name: str, args: Mapping[str, object] | None = None, **sections) -> Spec:
     """The spec specs/NAME.yaml with other arguments of its model and other keys in its sections,
-    and on as many devices as it needs."""
+    and on as many devices as its ranks need."""
     tree = YAML(typ="safe").load(SPECS / f"{name}.yaml")
     tree["model"]["args"] = tree["model"].get("args", {}) | (args or {})
     for key, section in sections.items():

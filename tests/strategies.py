@@ -39,13 +39,18 @@ def make_pipeline(
     transfers: tuple[Transfer, ...] | None = None,
     ranks: tuple[int, ...] | None = None,
     clip: bool = False,
+    replicas: int = 1,
 ) -> Pipeline:
-    """A stage on each rank, one value from each stage to the next, and one for each skip."""
-    ranks = ranks or tuple(range(stages))
+    """A stage on each rank, one value from each stage to the next, and one for each skip.
+
+    With replicas, all of a stage's ranks follow each other.
+    """
+    places = [range(r * replicas, (r + 1) * replicas) for r in ranks or range(stages)]
+    axes = (("data", replicas),) if replicas > 1 else ()
     plan = Plan(
-        stages=tuple(Stage(i, (i,), Mesh((), (ranks[i],))) for i in range(stages)),
+        stages=tuple(Stage(i, (i,), Mesh(axes, tuple(places[i]))) for i in range(stages)),
         placements={},
-        global_batch=2 * microbatches,
+        global_batch=2 * microbatches * replicas,
         microbatches=microbatches,
         even=True,
     )
@@ -55,7 +60,7 @@ def make_pipeline(
     units = tuple(
         Unit(
             stage=s,
-            rank=ranks[s],
+            rank=rank,
             ops=(),
             values={},
             inputs=(),
@@ -65,14 +70,15 @@ def make_pipeline(
             outputs=(("loss", "loss"),) if s == stages - 1 else (),
         )
         for s in range(stages)
+        for rank in places[s]
     )
     return Pipeline(plan, units, clip)
 
 
 @st.composite
 def pipelines(draw: st.DrawFn, *, min_stages: int = 1, frozen: bool = True) -> Pipeline:
-    """Up to 6 stages on shuffled ranks, 12 microbatches, skips, tied parameters; the first stages
-    may be frozen."""
+    """Up to 6 stages on shuffled ranks, 3 replicas, 12 microbatches, skips, tied parameters; the
+    first stages may be frozen."""
     stages = draw(st.integers(min_stages, 6))
     thawed = draw(st.integers(0, stages - 1)) if frozen else 0
     distant = [(s, t) for s in range(stages) for t in range(s + 2, stages)]
@@ -95,4 +101,5 @@ def pipelines(draw: st.DrawFn, *, min_stages: int = 1, frozen: bool = True) -> P
         transfers=tuple(transfers),
         ranks=tuple(draw(st.permutations(range(stages)))),
         clip=draw(st.booleans()),
+        replicas=draw(st.integers(1, 3)),
     )

@@ -69,16 +69,18 @@ ROWS = {"x": {"shape": [16]}, "y": {"shape": [16]}}
 TOKEN = {"dtype": "int64", "high": 32}
 
 
-def small(folder: Path, code: str = PLAIN, *, model=None, data=None, train=None, **parallel):
+def small(
+    folder: Path, code: str = PLAIN, *, model=None, data=None, train=None, replicas=1, **parallel
+):
     """The spec of a case: what it does not say is as in the head of this file."""
-    parallel = {"pipeline": 2, "microbatches": 4} | parallel
+    parallel = {"pipeline": 2, "microbatches": 4} | parallel | {"data": replicas}
     return make_spec(
         folder,
         BLOCK + code,
         model=model or {},
         data={"source": "random", "samples": 32, "fields": ROWS} | (data or {}),
         train={"global_batch": 8, "steps": 4} | (train or {}),
-        cluster={"devices_per_node": parallel["pipeline"]},
+        cluster={"devices_per_node": parallel["pipeline"] * replicas},
         parallel=parallel,
     )
 
@@ -106,7 +108,7 @@ def train(spec, server):
     """Run the scripts: what the ranks printed, and the rows of metrics.jsonl."""
     folder = spec.folder / "out"
     write(pipeline.compile(spec, folder), folder)
-    world_size = spec.parallel.pipeline
+    world_size = spec.parallel.pipeline * spec.parallel.data
     result = run_forked(folder, world_size, timeout_s=60, server=server).check()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [rank.stdout for rank in result.ranks], rows
@@ -206,6 +208,57 @@ def build():
     prove(spec, fork_server, exact=False)
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_c10_several_values_between_stages(tmp_path, fork_server, stages):
+    """Of them only x is a float with a gradient: a mask and positions go with it."""
+    code = """
+class Masked(Block):
+    def forward(self, x, mask, pos):
+        return torch.where(mask, super().forward(x), x) + pos / 16, ~mask, pos + 1
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Masked() for _ in range(6))
+
+    def forward(self, x):
+        noise = torch.rand_like(x)  # is not computed twice
+        mask, pos = noise > 0.5, (noise * 8).long()
+        for block in self.blocks:
+            x, mask, pos = block(x, mask, pos)
+        return x
+
+def build():
+    return Net()
+"""
+    spec = small(tmp_path, code, pipeline=stages, schedule="1f1b")
+    prove(spec, fork_server, exact=False)
+    forwards = [edge for edge in edges(spec) if edge.kind == "activations"]
+    found = {meta.dtype for edge in forwards for _, meta in edge.values}
+    assert found == {"float32", "bool", "int64"}
+    assert {len(edge.values) for edge in edges(spec) if edge.kind == "gradients"} == {1}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("what", ["a stage", "biases"])
+def test_c13_frozen_parameters(tmp_path, fork_server, replicas, what):
+    """Of a frozen stage nothing is sent back and nothing summed."""
+    parameters = {
+        "a stage": "self.blocks[:3].parameters()",
+        "biases": "(block.linear.bias for block in self.blocks)",
+    }[what]
+    code = PLAIN.replace(
+        "        self.blocks = blocks(count)\n",
+        f"""        self.blocks = blocks(count)
+        for parameter in {parameters}:
+            parameter.requires_grad_(False)
+""",
+    )
+    spec = small(tmp_path, code, cuts=["blocks.3"], replicas=replicas)
+    prove(spec, fork_server, exact=False)
+    assert any(edge.kind == "gradients" for edge in edges(spec)) == (what == "biases")
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_c16_microbatches_that_do_not_divide_the_batch(tmp_path, fork_server, schedule):
     spec = small(tmp_path, train={"global_batch": 10}, schedule=schedule)
@@ -286,6 +339,108 @@ def test_c26_clipping_by_the_norm_of_the_whole_model(tmp_path, fork_server, stag
     assert min(norms[1]) > 0.1  # all steps are clipped
     assert norms[stages] == pytest.approx(norms[1], rel=1e-4)
     prove(spec, fork_server, exact=False)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_c26_clipping_with_replicas(tmp_path, fork_server, stages):
+    """Both replicas clip by the norm of the gradients' sum, a tied weight counted once."""
+    norms = {}
+    for replicas in (1, 2):
+        folder = tmp_path / str(replicas)
+        folder.mkdir()
+        spec = language_model(folder, train={"clip_norm": 0.1}, pipeline=stages, replicas=replicas)
+        _, rows = train(spec, fork_server)
+        norms[replicas] = [row["gradient_norm"] for row in rows]
+    assert min(norms[1]) > 0.1  # all steps are clipped
+    assert norms[2] == pytest.approx(norms[1], rel=1e-4)
+    prove(spec, fork_server, exact=False)
+
+
+def test_c29_replicas_start_alike_and_stages_as_in_one_process(tmp_path, fork_server):
+    """No seed but the spec's: verify compares the first values of every rank bit by bit."""
+    spec = small(tmp_path, replicas=2)
+    found = prove(spec, fork_server, exact=False, steps=1)
+    compared = {row.kind: row.compared for row in found.rows}
+    assert compared["initial"] == 2 * 2 * 6
+    folder = tmp_path / "out"
+    write(pipeline.compile(spec, folder), folder)
+    for rank in range(4):
+        path = folder / f"rank{rank}.py"
+        total = "sum(p.sum().item() for p in stage.parameters())"
+        start = "\ninit_weights(stage)\n"
+        path.write_text(path.read_text().replace(start, f"{start}print({total})\n"))
+    result = run_forked(folder, 4, timeout_s=60, server=fork_server).check()
+    sums = [rank.stdout.splitlines()[0] for rank in result.ranks]
+    assert sums[0] == sums[1]
+    assert sums[2] == sums[3]
+    assert sums[0] != sums[2]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_c31_statistics_by_microbatch(tmp_path, fork_server, replicas):
+    """Of each microbatch, as in one process with the same microbatches; each replica has its own
+    running ones."""
+    code = """
+class Normed(Block):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        return super().forward(self.norm(x))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*[Normed() for _ in range(6)])
+
+    def forward(self, x):
+        return self.blocks(x)
+
+def build():
+    return Net()
+"""
+    spec = small(tmp_path, code, train={"global_batch": 16}, replicas=replicas)
+    found = prove(spec, fork_server, exact=False)
+    buffers = [row.compared for row in found.rows if row.kind == "buffer"]
+    assert buffers == [6 * 3 * replicas] * 4
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_c47_replicas_of_a_pipeline_are_one_process(tmp_path, fork_server, schedule):
+    data = {"samples": 64}
+    train_ = {"global_batch": 16}
+    spec = small(tmp_path, data=data, train=train_, replicas=2, schedule=schedule)
+    prove(spec, fork_server)
+
+
+def test_c56_a_rank_builds_only_its_part(tmp_path, fork_server):
+    """Of a model of 400 MB in two stages each rank has at most 200 MB, and no more at any time."""
+    code = """
+def build():
+    layers = [nn.Linear(2000, 2000) for _ in range(25)]
+    for layer in layers:  # without gradients, which take as much
+        layer.requires_grad_(False)
+    return nn.Sequential(*layers, nn.Linear(2000, 1))
+"""
+    fields = {"x": {"shape": [2000]}, "y": {"shape": [1]}}
+    train_ = {"global_batch": 2, "steps": 1}
+    spec = small(tmp_path, code, data={"fields": fields}, train=train_, microbatches=1, cuts=["12"])
+    folder = tmp_path / "out"
+    write(pipeline.compile(spec, folder), folder)
+    memory = """print(*[line.split()[1] for line in open("/proc/self/status")
+    if line.startswith(("VmHWM", "VmRSS"))], flush=True)  # kB: the peak, now
+"""
+    for rank in range(2):
+        path = folder / f"rank{rank}.py"
+        before = "# plan: what the compiler decided\n"
+        text = path.read_text().replace(before, f"{memory}{before}")
+        path.write_text(text + memory)
+    result = run_forked(folder, 2, timeout_s=60, server=fork_server).check()
+    for rank in result.ranks:
+        lines = [line for line in rank.stdout.splitlines() if line[0].isdigit()]
+        (_, start), (peak, _) = (map(int, line.split()) for line in (lines[0], lines[-1]))
+        assert 180e3 < peak - start < 300e3
 
 
 def test_c43_many_transfers_over_gloo(tmp_path, fork_server):

@@ -31,7 +31,7 @@ def test_check_prints_what_it_understood(ppc):
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         f"{quickstart}: ok",
-        "quickstart: models/gpt.py:build, 200 steps of 32 samples from text, adamw, fp32",
+        "quickstart: models/gpt.py:build, 200 steps of 32 samples from text, AdamW, fp32",
         "pipeline 2 x data 1 on 2 cpu, 1f1b, microbatches 8",
     ]
 

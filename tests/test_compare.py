@@ -60,11 +60,14 @@ def job():
         Recording(1, state(second, 0), steps(["head", "up"], second), {}),
     ]
     expected = steps(["embed", "head", "up"], everything)
-    return copy.deepcopy((ranks, [2.5, 2.25], Trace(everything, (2.5, 2.25), expected, {})))
+    buffers = tuple((state(("mean", "mask"), plus),) for plus in (1, 2))
+    return copy.deepcopy(
+        (ranks, [2.5, 2.25], Trace(everything, (2.5, 2.25), expected, buffers, {}))
+    )
 
 
-def compare(ranks, losses, reference):
-    compared = Compare(ranks, losses, reference, parameters, LIMIT)
+def compare(ranks, losses, reference, replicas=1):
+    compared = Compare(ranks, losses, reference, replicas, parameters, LIMIT)
     return Comparison(worst(compared.rows()))
 
 
@@ -238,3 +241,47 @@ def test_prints_as_a_table_and_as_json():
     plain = json.loads(json.dumps(asdict(comparison), allow_nan=False))
     assert plain["rows"][0]["kind"] == "initial"
     assert str(compare(*job())).endswith("equal")
+
+
+def replicated():
+    """Both ranks twice: rank r is replica r % 2. The mean of replica 1 is its own."""
+    ranks, losses, reference = job()
+    buffers = tuple((own, {n: t + 1 for n, t in own.items()}) for (own,) in reference.buffers)
+    again = [replace(copy.deepcopy(ranks[i // 2]), rank=i) for i in range(4)]
+    for step in (step for rank in again[1::2] for step in rank.steps):
+        for name in step.state.keys() & {"mean", "mask"}:
+            step.state[name] += 1
+    return again, losses, replace(reference, buffers=buffers)
+
+
+def test_equal_replicas_are_equal():
+    comparison = compare(*replicated(), replicas=2)
+    assert failures(comparison) == set()
+    found = {(row.kind, row.step): row.compared for row in comparison.rows}
+    assert found["gradient", 0] == 6
+    assert found["replica", 0] == 4  # parameters of replica 1, no buffers
+    assert found["buffer", 0] == 4
+
+
+def test_parameters_of_replicas_are_equal_bit_by_bit():
+    ranks, losses, reference = replicated()
+    up = ranks[3].steps[1].state["up"]
+    up[0] = torch.nextafter(up[0], torch.tensor(99.0))
+    found = failures(compare(ranks, losses, reference, replicas=2))
+    assert found == {("replica", 1, "up", "")}
+
+
+def test_buffers_are_compared_replica_by_replica():
+    ranks, losses, reference = replicated()
+    ranks[3].steps[0].state["mean"] -= 1  # as replica 0 has it
+    found = failures(compare(ranks, losses, reference, replicas=2))
+    assert found == {("buffer", 0, "mean", "")}
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_gradients_of_every_replica_are_compared(rank):
+    ranks, losses, reference = replicated()
+    name = ("embed", "up")[rank // 2]
+    ranks[rank].steps[0].gradients[name] *= 1.01
+    found = failures(compare(ranks, losses, reference, replicas=2))
+    assert found == {("gradient", 0, name, "")}

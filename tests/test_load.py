@@ -22,7 +22,16 @@ from ppc.frontend.devices import known
 from ppc.frontend.load import load
 from ppc.frontend.schema import example_of, schema
 from ppc.ir import spec as forms
-from ppc.ir.spec import SGD, AdamW, Factory, InputSpec, Link, LrSchedule, RandomField, Spec
+from ppc.ir.spec import (
+    Factory,
+    Group,
+    InputSpec,
+    Link,
+    LrSchedule,
+    Optimizer,
+    RandomField,
+    Spec,
+)
 
 root = Path(__file__).parent.parent
 
@@ -77,16 +86,40 @@ def test_auto_without_a_usable_cluster_is_no_crash(read):
         read(short.replace("devices_per_node: 2", "devices_per_node: 0"))
 
 
+grouped = (
+    "optimizer: {name: adamw, eps: 0.5, groups: "
+    "[{params: '*.bias', eps: 1e-8}, {params: [a.*, b.*], lr: 1e-3, eps: 0.5}]}"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("optimizer: sgd", SGD()),
-        ("optimizer: adamw", AdamW()),
+        ("optimizer: sgd", Optimizer(name="SGD")),
+        ("optimizer: AdamW", Optimizer()),
+        ("optimizer: {name: NADAM}", Optimizer(name="NAdam", lr=2e-3)),
         (
-            "optimizer: {name: adamw, lr: 3e-4, betas: [0.9, 0.95]}",
-            AdamW(lr=3e-4, betas=(0.9, 0.95)),
+            "optimizer: {name: adamw, lr: 3e-4, betas: [0.9, 0.95], eps: 1e-8}",
+            Optimizer(lr=3e-4, options={"betas": (0.9, 0.95)}),
         ),
-        ("optimizer: {name: sgd, momentum: 0.9, nesterov: true}", SGD(momentum=0.9, nesterov=True)),
+        (
+            "optimizer: {name: sgd, momentum: 0.9, nesterov: true}",
+            Optimizer(name="SGD", options={"momentum": 0.9, "nesterov": True}),
+        ),
+        (
+            grouped,
+            Optimizer(
+                options={"eps": 0.5},
+                groups=(
+                    Group(params=("*.bias",), options={"eps": 1e-8}),
+                    Group(params=("a.*", "b.*")),
+                ),
+            ),
+        ),
+        ("lr_schedule: {name: step, every: 3}", LrSchedule(name="step", every=3)),
+        ("lr_schedule: one_cycle", LrSchedule(name="one_cycle")),
+        ("lr_schedule: math:sqrt", LrSchedule(name="math:sqrt")),
+        ("clip_value: 0.5", 0.5),
         ("lr_schedule: cosine", LrSchedule(name="cosine")),
         ("lr_schedule: {name: linear, warmup: 5}", LrSchedule(name="linear", warmup=5)),
         ("lr_schedule: {warmup: 5}", LrSchedule(warmup=5)),
@@ -286,8 +319,8 @@ def test_dataclasses_have_the_schema_s_defaults(name):
 
 def plain(default):
     """A default as the schema writes it."""
-    if isinstance(default, AdamW | LrSchedule) and default == type(default)():
-        return default.name
+    if isinstance(default, Optimizer | LrSchedule) and default == type(default)():
+        return default.name.lower()
     if default == forms.Train():
         return None  # a section: its own keys have the defaults
     return list(default) if isinstance(default, tuple) else default

@@ -21,7 +21,7 @@ from ppc.ir.graph import Graph, State
 from ppc.ir.program import Compute, Edge, Post, Program, Wait, unroll
 from ppc.ir.report import Memory, show_bytes
 from ppc.ir.schedule import Kind
-from ppc.ir.spec import SGD, AdamW, Spec
+from ppc.ir.spec import Group, Optimizer, Spec
 from ppc.passes.communicate import communicate
 from ppc.passes.localize import localize
 from ppc.passes.order import order
@@ -68,13 +68,14 @@ def test_the_largest_gradient_may_be_that_of_a_value() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "copies"),
     [
-        (AdamW(), 2),
-        (AdamW(amsgrad=True), 3),
-        (SGD(momentum=0.9), 1),
-        (SGD(), 0),
+        (Optimizer(), 2),
+        (Optimizer(options={"amsgrad": True}), 3),
+        (Optimizer(name="SGD", options={"momentum": 0.9}), 1),
+        (Optimizer(name="SGD"), 0),
+        (Optimizer(groups=(Group(params=("*",), options={"amsgrad": True}),)), 3),
     ],
 )
-def test_optimizer_state(optimizer: AdamW | SGD, copies: int) -> None:
+def test_optimizer_state(optimizer: Optimizer, copies: int) -> None:
     spec = make_spec(1, optimizer=optimizer)
     (memory,) = measure(segment(mlp([8, 8])), spec, 0)
     assert memory.optimizer == copies * memory.parameters > -1

@@ -14,8 +14,9 @@ from ppc.errors import CaptureError, RunError
 from ppc.frontend.capture.build import build_model
 from ppc.frontend.capture.capture import capture
 from ppc.frontend.capture.schema import draws
+from ppc.frontend.samples import read_samples, samples_of_step
 from ppc.passes.segment import segment
-from ppc.run.reference import run_reference
+from ppc.run.reference import Followed, run_reference
 from ppc.run.weights import check_recipes, full_state, replay_weights
 
 pytestmark = pytest.mark.torch
@@ -217,12 +218,13 @@ def test_following_another_run_each_step_starts_from_its_weights(tmp_path):
     spec = net_spec(tmp_path, optimizer=ADAMW)
     graph = segment(capture(spec))
     free = run_reference(spec, graph)
-    same = run_reference(spec, graph, follow=free.steps)
+    done = [Followed(step.gradients, (step.state,)) for step in free.steps]
+    same = run_reference(spec, graph, follow=done)
     assert same.losses == free.losses
-    other = copy.deepcopy(free.steps)
+    other = copy.deepcopy(done)
     other[1].gradients["blocks.0.up.weight"].mul_(3)
-    other[1].state["norm.running_mean"] += 1
-    other[1].state["blocks.1.up.weight"] += 1
+    other[1].states[0]["norm.running_mean"] += 1
+    other[1].states[0]["blocks.1.up.weight"] += 1
     trace = run_reference(spec, graph, follow=other)
     assert trace.losses[:2] == free.losses[:2]
     assert trace.losses[2] != free.losses[2]
@@ -235,10 +237,33 @@ def test_following_another_run_each_step_starts_from_its_weights(tmp_path):
         parameter.grad = gradients[name]
         optimizer.step()
         if step == 0:
-            parameter.data = other[0].state[name].clone()
+            parameter.data = other[0].states[0][name].clone()
     assert torch.allclose(trace.steps[1].state[name], parameter, rtol=1e-6, atol=1e-7)
     mean = trace.steps[2].state["norm.running_mean"] - free.steps[2].state["norm.running_mean"]
     assert mean.mean().item() == pytest.approx(0.9**2, abs=0.05)  # 1, after two microbatches
+
+
+def test_each_replica_has_its_own_buffers(tmp_path):
+    """Microbatches 0 and 2 are replica 0's, 1 and 3 replica 1's."""
+    code = "def build():\n    return nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1))\n"
+    spec = make_spec(
+        tmp_path,
+        code,
+        train={"global_batch": 8},
+        cluster={"devices_per_node": 2},
+        parallel={"data": 2},
+    )
+    trace = run_reference(spec, segment(capture(spec)), steps=1)
+    x, _ = read_samples(spec).batch(samples_of_step(spec, 10, 0), ["x", "y"], 0)
+    for replica, buffers in enumerate(trace.buffers[0]):
+        norm = nn.BatchNorm1d(5)
+        for part in x.tensor_split(4)[replica::2]:
+            norm(part)
+        for name, tensor in norm.named_buffers():
+            assert torch.equal(buffers[f"0.{name}"], tensor)
+    assert torch.equal(
+        trace.steps[0].state["0.running_mean"], trace.buffers[0][0]["0.running_mean"]
+    )
 
 
 def test_it_leaves_torch_as_it_was(tmp_path):

@@ -54,6 +54,22 @@ def tied():
 """
 cosine = {"name": "cosine", "warmup": 2, "final": 0.1}
 momentum = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True}
+grouped = {
+    "name": "adamw",
+    "betas": [0.8, 0.9],
+    "weight_decay": 0.123456,
+    "groups": [
+        {
+            "params": ["*.bias"],
+            "lr": 0.01,
+            "weight_decay": 0,
+            "amsgrad": True,
+            "betas": [0.9, 0.95],
+        },
+        {"params": "*", "lr": 0.02, "foreach": True},
+    ],
+}
+grouped_tied = {"name": "sgd", "groups": [{"params": "first.weight", "lr": 0.01}]}
 drop = {"source": "random", "samples": 10, "last_batch": "drop",
         "fields": {"x": {"shape": [5]}, "y": {"shape": [1]}}}  # fmt: skip
 kinds = {
@@ -72,6 +88,17 @@ kinds = {
     "clip on one": {"train": {"clip_norm": 1.0}},
     "cosine": {"train": {"lr_schedule": cosine}},
     "linear": {"train": {"lr_schedule": {"name": "linear"}}, "parallel": {"pipeline": 2}},
+    "groups": {
+        "train": {"optimizer": grouped, "lr_schedule": {"name": "one_cycle"}, "clip_value": 0.5},
+        "parallel": {"pipeline": 2},
+    },
+    "groups tied": {
+        "model": {"factory": "net.py:tied"},
+        "train": {"optimizer": grouped_tied, "lr_schedule": "math:exp"},
+        "parallel": {"pipeline": 3},
+    },
+    "step": {"train": {"lr_schedule": {"name": "step", "every": 2, "warmup": 1}}},
+    "inverse_sqrt": {"train": {"lr_schedule": {"name": "inverse_sqrt", "warmup": 2}}},
     "momentum": {"train": {"optimizer": momentum}},
     "epochs": {"train": {"steps": None, "epochs": 2}, "parallel": {"pipeline": 3}},
     "drop": {"data": drop, "train": {"precision": "fp64"}, "parallel": {"pipeline": 3}},
@@ -138,7 +165,9 @@ def local(script: str) -> set[str]:
 def test_no_class_of_a_users_can_take_a_scripts_name(jobs):
     for emitted in jobs.values():
         for script in emitted.scripts:
-            names = {n for n in bound(script) if not re.fullmatch(r"[a-z]+_(to|from)_\d+", n)}
+            names = {
+                n for n in bound(script) if not re.fullmatch(r"[a-z]+_(to|from)_\d+|group_\d+", n)
+            }
             assert names - local(script) <= script_names
 
 

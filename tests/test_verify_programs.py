@@ -31,11 +31,12 @@ from ppc.ir.unit import Held
 from ppc.passes.roll import roll
 
 moves = Compute | Send | Wait
+work = (Compute, Send, Wait, Post, Flush)
 addressed = {Compute, Send, Wait, Post, Flush}
 
 
 def with_step(program, step):
-    return replace(program, actions=(Loop("STEPS", tuple(step)), Save()))
+    return replace(program, actions=(Loop("STEPS", tuple(step)), *program.actions[1:]))
 
 
 def step_of(program):
@@ -323,3 +324,79 @@ def test_a_schedule_that_needs_more_receives_ahead_is_refused(monkeypatch):
     monkeypatch.setattr("ppc.passes.communicate.receives_ahead", lambda _: 1)
     four = make_pipeline(4, 8, skips=((0, 3),))
     refused(four.programs("1f1b"), four, "deadlock: rank 0 waits at Send activations 0->3 3")
+
+
+own = Held("d", "d", (), (0,), trainable=True)
+unreached = Held("e", "e", (), (1,), trainable=True, reached=False)
+double = make_pipeline(
+    2, 2, tied=(replace(tied[0], stages=(0, 1)), own, unreached), clip=True, replicas=2
+)
+doubled = double.programs("1f1b")
+gradients = Collective("all_reduce", "gradients of stage 0", (0, 1), 2**22)
+shared = Collective("all_reduce", "gradient of a", (0, 1, 2, 3))
+norms = {r: Collective("all_reduce", "norm", (r % 2, r % 2 + 2)) for r in range(4)}
+loss = Collective("all_reduce", "loss", (2, 3))
+
+
+def on(rank, old, *new):
+    """The programs of the replicas; rank None: all of them changed."""
+
+    def change(step):
+        return [b for a in step for b in (new if a == old else (a,))]
+
+    return tuple(with_step(p, change(step_of(p))) if rank in (p.rank, None) else p for p in doubled)
+
+
+def test_what_replicas_do():
+    verify_programs(doubled, double.plan, double.units)
+    ends = [[a for a in step_of(p) if not isinstance(a, work)] for p in doubled]
+    assert ends == [
+        [gradients, shared, norms[0], Update(clip=True)],
+        [gradients, shared, norms[1], Update(clip=True)],
+        [shared, norms[2], Update(clip=True), loss, Log()],
+        [shared, norms[3], Update(clip=True), loss],
+    ]
+    assert [Save() in p.actions for p in doubled] == [True, False, True, False]
+    groups = ((0, 2), (2, 0), (1, 3), (3, 1), (0, 1), (2, 3))  # the norm's are there already
+    assert {p.groups for p in doubled} == {groups}
+    edges = {(e.source, e.target) for p in doubled for e in p.edges}
+    assert edges == {(0, 2), (2, 0), (1, 3), (3, 1)}
+
+
+wrong_sums = {
+    "gradients of stage 0 (0, 1) 4194304: it is missing": on(0, gradients),
+    "gradients of stage 0 (0, 1) 4194304: it runs twice": on(1, gradients, gradients, gradients),
+    "gradients of stage 0 (0, 2) 4194304: nothing": on(
+        0, gradients, replace(gradients, group=(0, 2))
+    ),
+    "gradients of stage 0 (0, 1): nothing": on(None, gradients, replace(gradients, bucket_bytes=0)),
+    "gradients of stage 1 (2, 3) 4194304: nothing": on(
+        None, loss, replace(gradients, value="gradients of stage 1", group=(2, 3)), loss
+    ),
+    "gradient of a (0, 1, 2, 3): it is missing": on(3, shared),
+    "gradient of a (0, 2): nothing": on(0, shared, replace(shared, group=(0, 2))),
+    "norm (0, 1, 2, 3): nothing": on(0, norms[0], replace(norms[0], group=(0, 1, 2, 3))),
+    "norm (0, 2): it is missing": on(2, norms[2]),
+    "rank 3, Log: nothing": on(3, loss, loss, Log()),
+    "rank 2, Log: it is missing": on(2, Log()),
+    "loss (2, 3): it is missing": on(3, loss),
+    "rank 0, Collective all_reduce loss (2, 3): nothing": on(0, shared, shared, loss),
+    "rank 1: it is not a training loop, then Save on replica 0": tuple(
+        replace(p, actions=(p.actions[0], Save())) for p in doubled
+    ),
+    "rank 2: it is not a training loop, then Save on replica 0": tuple(
+        replace(p, actions=p.actions[:1]) if p.rank == 2 else p for p in doubled
+    ),
+}
+
+
+@pytest.mark.parametrize("message", wrong_sums)
+def test_sums_of_replicas(message):
+    refused(wrong_sums[message], double, message)
+
+
+def test_replicas_do_not_pass_microbatches_to_each_other():
+    crossed = on(
+        0, Send("activations 0->2", Microbatch(0)), Send("activations 1->3", Microbatch(0))
+    )
+    refused(crossed, double, "this end of the edge is not here")

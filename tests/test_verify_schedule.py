@@ -73,6 +73,13 @@ def test_rows_and_microbatches_must_be_the_plans():
         verify_schedule(printed("0F0", "1F0", microbatches=3), plan)
 
 
+def test_every_replica_of_a_stage_runs_all_of_its_microbatches():
+    replicas = make_pipeline(1, 2, replicas=2).plan
+    verify_schedule(printed("0F0 0F1 0B0 0B1", "0F0 0B0 0F1 0B1"), replicas)
+    with pytest.raises(InternalError, match="rank 1, slot 2: 0F1 is missing"):
+        verify_schedule(printed("0F0 0F1 0B0 0B1", "0F0 0B0"), replicas)
+
+
 @given(data=st.data(), kind=kinds, stages=st.integers(1, 6), microbatches=st.integers(1, 12))
 def test_dropped_duplicated_and_readdressed_actions_are_refused(data, kind, stages, microbatches):
     pipeline = make_pipeline(stages, microbatches)

@@ -10,6 +10,7 @@ from test_localize import cut
 from ppc.analysis.invariants.unit import verify_units
 from ppc.errors import InternalError
 from ppc.ir.graph import Graph, TensorMeta
+from ppc.ir.plan import Mesh
 from ppc.ir.unit import Transfer, Unit
 from ppc.passes.localize import localize
 
@@ -141,6 +142,22 @@ faults = {
 @pytest.mark.parametrize("message", faults)
 def test_a_fault_is_named(message: str) -> None:
     refused(faults[message], message)
+
+
+def test_replicas_hold_the_same() -> None:
+    twice = replace(
+        plan,
+        stages=tuple(
+            replace(s, mesh=Mesh((("data", 2),), (2 * s.index, 2 * s.index + 1)))
+            for s in plan.stages
+        ),
+    )
+    good = localize(graph, twice)
+    verify_units(good, graph, twice)
+    assert [unit.rank for unit in good] == [*range(6)]
+    wrong = tuple(replace(u, state=()) if u.rank == 3 else u for u in good)
+    with pytest.raises(InternalError, match="rank 3 does not hold what rank 2 does"):
+        verify_units(wrong, graph, twice)
 
 
 def test_the_error_shows_both_forms() -> None:

@@ -3,7 +3,8 @@
 The peak is in the steady state, when most microbatches are between their forward and backward:
   parameters   with buffers, a tied one on every stage that needs it
   gradients    of the trainable ones, alive from the first backward to the update
-  optimizer    AdamW two moments (three with amsgrad), SGD one with momentum; those of the trainable
+  optimizer    what its class keeps of the trainable ones: AdamW two moments, Adafactor means
+               of rows and columns
   activations  what autograd keeps, by live microbatch, or of one where the stage runs again before
                its backward; of the largest call that runs again; the largest gradient inside a
                backward, of a value or of a parameter before it is added to the others
@@ -30,9 +31,10 @@ import numpy as np
 from ..ir.graph import Graph
 from ..ir.plan import Plan
 from ..ir.report import Memory
-from ..ir.spec import AdamW, Optimizer, Spec
+from ..ir.spec import Spec
 from .cost import Costs, microbatch_size
 from .dataflow import flows, holders, metas
+from .moments import factored_bytes, optimizer_copies
 from .reach import (
     Bytes,
     Reach,
@@ -57,6 +59,8 @@ class Footprint:
 
     state: Bytes
     trainable: Bytes
+    factored: Bytes
+    """What Adafactor keeps of the trainable ones."""
     saved: Bytes
     """By one microbatch."""
     again: Bytes
@@ -145,6 +149,8 @@ def peak_bytes(
     gradients = footprint.gradients_received[run] + footprint.gradients_sent[run]
     groups = COMMUNICATOR_BYTES * process_groups(footprint, spec, stage, run)
     moments = optimizer_copies(spec.train.optimizer) * trainable
+    if spec.train.optimizer.name == "Adafactor":
+        moments = footprint.factored[run]
     buffers = messages + under_way * gradients + groups
     return footprint.state[run], trainable, moments, activations, buffers
 
@@ -166,13 +172,6 @@ def process_groups(
     return groups
 
 
-def optimizer_copies(optimizer: Optimizer) -> int:
-    """Tensors that the optimizer keeps for each trainable parameter."""
-    if isinstance(optimizer, AdamW):
-        return 3 if optimizer.amsgrad else 2
-    return 1 if optimizer.momentum else 0
-
-
 def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None) -> Footprint:
     """The footprint at a microbatch of this many samples.
 
@@ -190,15 +189,17 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         for f in moving
         if (reach := parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))).readers
     ]
+    trained = [(meta, reach) for meta, reach in states if meta.requires_grad]
     saved = [layer.activation_bytes.at(samples) for layer in graph.layers]
     again = [layer.again_bytes.at(samples) for layer in graph.layers]
     activations = [reach for _, reach in values]
     gradients = [reach for meta, reach in values if meta.requires_grad]
     pairs, back = pairs_of(activations), pairs_of(gradients)
-    tied = {reach.readers for meta, reach in states if meta.requires_grad}
+    tied = {reach.readers for _, reach in trained}
     return Footprint(
         state=entering(size, [reach for _, reach in states]),
-        trainable=entering(size, [reach for meta, reach in states if meta.requires_grad]),
+        trainable=entering(size, [reach for _, reach in trained]),
+        factored=entering(size, [replace(r, size=factored_bytes(m)) for m, r in trained]),
         saved=sums(parts.split(saved, sum)),
         again=largest(parts.split(again, max)),
         largest=largest(parts.split(largest_gradients(graph, samples), max)),

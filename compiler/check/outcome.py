@@ -133,6 +133,7 @@ def compare(what: str, a: Tensor, b: Tensor, tolerance: float) -> Iterator[str]:
     if a.shape != b.shape or a.dtype != b.dtype:
         yield f"{what} is {a.dtype}{list(a.shape)}, not {b.dtype}{list(b.shape)}"
         return
+    a, b = (tensor.to_dense() if tensor.is_sparse else tensor for tensor in (a, b))
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not torch.equal(a.isnan(), b.isnan()):

@@ -6,8 +6,9 @@ from textwrap import wrap as wrap_text
 
 from ..ir.program import Edge, Program
 from ..ir.unit import Unit
-from .data import DataView
+from .data import DataView, listed
 from .job import Job
+from .reducer import reduction
 
 width = 99
 names_of_schedules = {"gpipe": "GPipe", "1f1b": "1F1B"}
@@ -18,7 +19,10 @@ def describe_rank(
 ) -> tuple[str, list[str]]:
     """The first line and the others."""
     layers = [job.graph.layers[i].path for i in job.plan.stages[unit.stage].layers]
-    start = f"Rank {program.rank} of {job.plan.world_size}: stage {unit.stage} of {job.spec.name},"
+    what = f"stage {unit.stage} of {job.spec.name}"
+    if job.plan.replicas > 1:
+        what = f"replica {program.coords['data']} of {what}"
+    start = f"Rank {program.rank} of {job.plan.world_size}: {what},"
     title = f"{start} {name_layers(layers)} of {job.graph.model}."
     if len(title) + 3 > width:
         title = f"{start} {len(layers)} of the {len(job.graph.layers)} layers of {job.graph.model}."
@@ -50,6 +54,7 @@ def schedule_lines(job: Job, program: Program) -> Iterator[str]:
     """The timing diagram, this rank marked."""
     count = job.plan.microbatches
     microbatches = f"{count} microbatch{'es' * (count > 1)}"
+    microbatches += " of each replica" if job.plan.replicas > 1 else ""
     name = names_of_schedules[job.spec.parallel.schedule]
     yield f"Each step runs {microbatches} in {name} order (F = forward, B = backward, time ->):"
     yield ""
@@ -61,6 +66,7 @@ def schedule_lines(job: Job, program: Program) -> Iterator[str]:
 
 def sentences(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
     """What goes in and out."""
+    yield from replica_sentences(job, program, unit)
     for edge in program.edges:
         yield sentence(job, program, edge)
     if not unit.has_backward:
@@ -68,10 +74,25 @@ def sentences(job: Job, program: Program, unit: Unit, data: DataView | None) -> 
     if data and unit.inputs:
         fields = " and ".join(i.field for i in unit.inputs)
         yield f"Data: {data.described}; this stage reads {fields}."
-    yield "Weights: this part of the model's own initialisation, drawn here; saved to"
-    yield f"weights-rank{program.rank}.pt."
-    if unit.outputs:
+    first = job.plan.stages[unit.stage].mesh.ranks[0]
+    yield "Weights: this part of the model's own initialisation, drawn here;"
+    saves = first == program.rank
+    yield f"saved to weights-rank{first}.pt." if saves else f"rank {first} saves them."
+    if unit.outputs and saves:
         yield "This rank has the loss: it prints a line a step and appends it to metrics.jsonl."
+
+
+def replica_sentences(job: Job, program: Program, unit: Unit) -> Iterator[str]:
+    """Which samples the rank takes, and what it has in common with the stage's other ranks."""
+    replicas = job.plan.replicas
+    if replicas == 1:
+        return
+    ranks = listed(list(map(str, job.plan.stages[unit.stage].mesh.ranks)))
+    yield f"Ranks {ranks} are replicas of this stage, with the same weights."
+    count = job.plan.microbatches * replicas
+    yield f"Of a global batch's {count} microbatches number i is replica i % {replicas}'s."
+    if reduction(program):
+        yield "They sum their gradients before each update."
 
 
 def sentence(job: Job, program: Program, edge: Edge) -> str:

@@ -37,4 +37,6 @@ class Job:
     paths: tuple[str, ...]
     """The data's files as the scripts find them."""
     weight_module: str = ""
-    """What the scripts import the user's weight from."""
+    """What the scripts import the user's weight from,"""
+    course_module: str = ""
+    """and the user's course of the learning rate."""

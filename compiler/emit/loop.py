@@ -9,8 +9,8 @@ from .data import steps_per_epoch
 from .expression import quote
 from .job import Job
 from .layout import wrap
-from .optimizer import varies
-from .reducer import reduction, sum_over
+from .optimizer import clip_value_lines, rate_lines, varies
+from .reducer import padded, reduction, sum_over
 from .scope import clean_outside
 
 
@@ -45,10 +45,12 @@ def loop_lines(
     if clips:
         yield f"    {'norm = ' if Log() in body else ''}clip_gradients()"
     if trains:
+        yield from clip_value_lines(job.spec)
         if varies(job.spec):
-            yield '    optimizer.param_groups[0]["lr"] = lr_at(step)'
+            yield from rate_lines(job, unit)
         yield "    optimizer.step()"
-        yield f"    optimizer.zero_grad({'set_to_none=False' if reduces else ''})"
+        stay = reduces or padded(job, unit)
+        yield f"    optimizer.zero_grad({'set_to_none=False' if stay else ''})"
     for item in body:
         if isinstance(item, Collective) and item.value == "loss":
             group = sum_over(job.plan, item.group)

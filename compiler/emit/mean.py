@@ -42,9 +42,8 @@ class Mean:
     @property
     def kept(self) -> list[str]:
         """Keep a microbatch's results, with its share where shares differ."""
-        share = ""
-        if self.weighted or not self.even:
-            share = self.share.replace("(", "").replace(")", "")
+        share = "" if self.even else f" * sizes[mb] / {self.batch_size}"
+        share = self.share if self.weighted else share
         if not self.metrics:
             return [f"losses.append(loss.detach().double(){share})"]
         names = ", ".join(["loss", *self.metrics])

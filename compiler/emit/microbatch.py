@@ -31,8 +31,6 @@ class MicrobatchWriter:
     results: tuple[str, ...]
     """What Stage.forward returns."""
     seeds: bool
-    written: frozenset[str]
-    """Fields of the data that the stage writes over."""
     norms: bool
     """Whether the stage has batch norms that count."""
     mean: Mean
@@ -67,9 +65,9 @@ class MicrobatchWriter:
         if self.program.rerun:
             yield f"live[mb] = {', '.join([*self.received().values(), *self.fields])}"
             yield "with torch.no_grad():  # nothing else is kept: backward runs the stage again"
-            yield f"    {self.compute(first=True)}"
+            yield f"    {self.compute()}"
         else:
-            yield self.compute(first=False)
+            yield self.compute()
         yield from self.pass_on()
         if self.unit.has_backward and not self.program.rerun:
             kept = self.with_gradient + self.sources()
@@ -95,17 +93,11 @@ class MicrobatchWriter:
         taken = produced.union(names.values(), self.fields)
         return {v: free(f"{n}_in", taken) if n in produced else n for v, n in names.items()}
 
-    def compute(self, *, first: bool) -> str:
-        """The stage's call; the first of two gives a copy of what the stage writes over."""
+    def compute(self) -> str:
+        """The stage's call."""
         number = "{mb}" if self.plan.replicas == 1 else "{mb * REPLICAS + REPLICA}"
         key = [f'f"{{SEED}} {{step}} {number}"'] if self.seeds else []
-        fields = [
-            f"{clean_outside(i.name)}.clone()"
-            if first and i.name in self.written
-            else clean_outside(i.name)
-            for i in self.unit.inputs
-        ]
-        call = f"stage({', '.join([*self.received().values(), *fields, *key])})"
+        call = f"stage({', '.join([*self.received().values(), *self.fields, *key])})"
         if self.is_last:
             return f"{', '.join(['loss', *self.mean.metrics])} = {call}"
         return f"{', '.join(self.names[value] for value in self.results)} = {call}"
@@ -170,7 +162,7 @@ class MicrobatchWriter:
             yield f"{', '.join(kept)} = live.pop(mb)"
         if self.norms:
             yield "with statistics_kept(stage):"
-        yield f"{'    ' * self.norms}{self.compute(first=False)}"
+        yield f"{'    ' * self.norms}{self.compute()}"
 
     def several(self, edges: Sequence[Edge]) -> Iterator[str]:
         """Gradients of several outputs, or of one from several stages."""

@@ -54,6 +54,7 @@ def make_plan_page(job: Job) -> PlanPage:
         )
         for stage in plan.stages
     )
+    pipeline = plan.pipelines()[0]  # replicas send the same
     return PlanPage(
         name=job.spec.name,
         model=job.graph.model,
@@ -63,7 +64,10 @@ def make_plan_page(job: Job) -> PlanPage:
         microbatch_size=plan.microbatch_size,
         stages=stages,
         transfers=tuple(
-            str(replace(t, value=job.boundary[t.value])) for unit in job.units for t in unit.sends
+            str(replace(t, value=job.boundary[t.value]))
+            for unit in job.units
+            for t in unit.sends
+            if unit.rank in pipeline
         ),
         memory=report.memory,
         step_s=report.makespan_s,

@@ -53,12 +53,3 @@ def recompute_lines(job: Job, unit: Unit) -> Iterator[str]:
     elif paths:
         yield from wrap(f"for path in [{', '.join(map(quote, paths))}]:", 0)
         yield "    recompute(stage.get_submodule(path))"
-
-
-def written_inputs(unit: Unit) -> frozenset[str]:
-    """Inputs whose memory the stage's ops write."""
-    base = {i.name: i.name for i in unit.inputs}
-    for op in unit.ops:
-        for name in op.outputs:
-            base.update((name, base[view]) for view in op.views if view in base)
-    return frozenset(base[name] for op in unit.ops for name in op.mutates if name in base)

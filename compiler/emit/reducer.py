@@ -4,7 +4,7 @@ from ..ir.plan import Plan
 from ..ir.program import Collective, Loop, Program
 from ..ir.unit import Unit
 from .expression import quote
-from .job import Job
+from .job import Job, dtypes
 
 
 def view_replica(job: Job, program: Program, unit: Unit) -> dict[str, object]:
@@ -27,6 +27,14 @@ def reduction(program: Program) -> Collective | None:
     return next(sums, None)
 
 
+def padded(job: Job, unit: Unit) -> list[str]:
+    """Parameters on several stages whose gradients are summed though a replica without samples
+    makes none: they start, and stay, as zeros."""
+    if job.plan.even or job.plan.replicas == 1:
+        return []
+    return [held.fqn for held in unit.state if held.trainable and len(held.stages) > 1]
+
+
 def spell_group(plan: Plan, group: tuple[int, ...]) -> str:
     """A process group; that of all ranks is torch's default."""
     return "None" if len(group) == plan.world_size else f"groups[{group}]"
@@ -43,14 +51,14 @@ def view_reducer(job: Job, program: Program, unit: Unit) -> dict[str, object] | 
     collective = reduction(program)
     if collective is None:
         return None
-    dtypes = {
+    found = {
         job.graph.parameters[h.canonical].meta.dtype for h in unit.state if h.fqn in unit.summed
     }
-    mixed = len(dtypes) > 1
+    default = found == {dtypes[job.spec.train.precision]}
     return {
         "group": spell_group(job.plan, collective.group),
-        "other_dtype": " or p.dtype != self.buckets[-1][-1].dtype" if mixed else "",
-        "dtype": ", dtype=b[0].dtype" if mixed else "",
+        "mixed": len(found) > 1,
+        "dtype": "" if default else ", dtype=b[0].dtype",
     }
 
 

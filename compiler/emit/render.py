@@ -62,7 +62,7 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
     template = templates.get_template("rank.py.j2")
     data = view["data"]
     own = list(data["modules"]) if isinstance(data, Mapping) else []
-    own = sorted({*own, *view["modules"]})  # type: ignore[misc]  # a list of lines
+    own = sorted({*own, *view["modules"], *view["course_modules"]})  # type: ignore[misc]  # a list of lines
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
     constants = view["training_constants"]

@@ -40,8 +40,10 @@ script = frozenset(
      "raw", "files", "patterns", "draw", "guard", "init_weights", "get_batch", "forward",
      "backward", "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
      "read_safetensors", "read_sample", "random", "sys", "make_dataset", "rank", "store", "told",
-     "theirs", "seed", "longer", "NormalizeTogether", "SyncBatchNorm1d", "SyncBatchNorm2d",
-     "SyncBatchNorm3d", "sum_replicas", "norm_groups", "REPLICA", "REPLICAS")
+     "theirs", "seed", "longer", "PCT_START", "DIV_FACTOR", "FINAL_DIV_FACTOR", "EVERY", "GAMMA",
+     "GROUP_LRS", "MAX_VALUE", "group", "rest", "parameter", "name", "lr", "lr_factor",
+     "NormalizeTogether", "SyncBatchNorm1d", "SyncBatchNorm2d", "SyncBatchNorm3d", "sum_replicas",
+     "norm_groups", "REPLICA", "REPLICAS")
 )  # fmt: skip
 """What a script means otherwise than a class of the user's."""
 

@@ -9,22 +9,19 @@ from .constants import compared_constants
 from .data import DataView
 from .expression import quote
 from .job import Job, dtypes
-from .layout import wrap
+from .layout import width, wrap
 from .messages import is_general, message_shape, variable
 from .norms import norm_group_lines
 from .optimizer import optimizer_lines
 from .recompute import recompute_lines
-from .reducer import reduced_parameters, reduction
+from .reducer import padded, reduced_parameters, reduction
 
 
 def grad_lines(job: Job, unit: Unit) -> Iterator[str]:
-    """Gradients that are summed though a replica without samples makes none."""
-    if job.plan.even or job.plan.replicas == 1:
-        return
-    for held in unit.state:
-        if held.trainable and len(held.stages) > 1:
-            yield from wrap(f"tied = stage.get_parameter({quote(held.fqn)})", 0)
-            yield "tied.grad = torch.zeros_like(tied)"
+    """Gradients that are there from the start."""
+    for name in padded(job, unit):
+        yield from wrap(f"tied = stage.get_parameter({quote(name)})", 0)
+        yield "tied.grad = torch.zeros_like(tied)"
 
 
 def fact_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
@@ -36,9 +33,13 @@ def fact_lines(job: Job, program: Program, unit: Unit, data: DataView | None) ->
         "do all ranks run this compilation, with this torch, on this data?"
     )
     yield from wrap(f"facts = {{{', '.join(facts)}}}", 0)
-    constants = ", ".join(compared_constants(job.spec))
-    short = f'facts["constants"] = {constants}'
-    yield from [short] if len(short) <= 100 else wrap(f'facts["constants"] = ({constants})', 0)
+    names = compared_constants(job.spec)
+    if len(constants := f'facts["constants"] = {", ".join(names)}') <= width:
+        yield constants
+    else:
+        cut = names.index("LR")
+        yield f'facts["constants"] = {", ".join(names[:cut])}'
+        yield f'facts["rates"] = {", ".join(names[cut:])}'
     if job.plan.replicas > 1:
         yield 'facts["replicas"] = REPLICAS, BUCKET_BYTES'
         total = "str(sum(t.double().sum().item() for t in stage.state_dict().values()))"
@@ -88,7 +89,7 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     if reduces:
         yield from wrap(f"reducer = Reducer({reduced_parameters(job, unit)})", 0)
     yield from grad_lines(job, unit)
-    yield from optimizer_lines(job.spec, unit)
+    yield from optimizer_lines(job, unit)
     if unit.outputs and not program.coords.get("data", 0):
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"

@@ -56,8 +56,6 @@ class StepWriter:
     results: tuple[str, ...]
     """What Stage.forward returns."""
     seeds: bool
-    written: frozenset[str] = frozenset()
-    """Inputs that the stage writes over."""
     norms: bool = False
     """Whether the stage has batch norms that count."""
     weight: Weight = field(default_factory=Weight)
@@ -71,7 +69,7 @@ class StepWriter:
     def microbatch(self) -> MicrobatchWriter:
         return MicrobatchWriter(
             self.plan, self.program, self.unit, self.names, self.results,
-            seeds=self.seeds, written=self.written, norms=self.norms, mean=self.mean,
+            seeds=self.seeds, norms=self.norms, mean=self.mean,
         )  # fmt: skip
 
     @property

@@ -16,13 +16,13 @@ from .data import view_data
 from .describe import describe_rank, paragraph
 from .job import Job, dtypes
 from .layout import wrap
-from .lift import lift
+from .lift import Lifted, lift
 from .loop import loop_lines, view_log
 from .mean import weigh_lines
 from .messages import is_general
 from .norms import view_norms, with_synced
-from .optimizer import lr_lines, varies, view_clip
-from .recompute import view_recompute, written_inputs
+from .optimizer import view_clip, view_course
+from .recompute import view_recompute
 from .reducer import view_reducer, view_replica
 from .start import finish_lines, start_lines
 from .steps import StepWriter, indented
@@ -32,15 +32,14 @@ from .weights import spell_weights
 def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """The values for rank.py.j2, all but the imports and the compilation's name."""
     spec, plan = job.spec, job.plan
-    graph = with_synced(job.graph, unit)
-    lifted = lift(graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
+    lifted = lift_stage(job, unit)
     data = view_data(spec, plan, unit, job.paths)
     weights = spell_weights(job.graph, unit)
     longer = job.longer[program.rank]
-    again = view_recompute(job, program, unit)
+    again = view_again(job, program, unit)
     steps = StepWriter(
         plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
-        written=written_inputs(unit), norms=bool(again["norms"]) and program.rerun,
+        norms=bool(again["norms"]) and program.rerun,
         weight=spec.model.weight,
     )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
@@ -65,7 +64,6 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "edges": bool(program.edges),
         "comm": view_comm(job, program) if program.edges else None,
         "reducer": view_reducer(job, program, unit),
-        "sync": view_norms(job.graph, program, unit, again=bool(again["norms"])),
         **again,
         **view_weight(job, unit),
         "steps": asdict(steps.write()),
@@ -73,6 +71,18 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "start": list(start_lines(job, program, unit, data)),
         "finish": list(finish_lines(program, distributed=job.plan.world_size > 1)),
     }
+
+
+def lift_stage(job: Job, unit: Unit) -> Lifted:
+    """The stage in text."""
+    graph = with_synced(job.graph, unit)
+    return lift(graph, unit, job.hints, job.boundary, dtypes[job.spec.train.precision])
+
+
+def view_again(job: Job, program: Program, unit: Unit) -> dict[str, object]:
+    """What runs again in the backward, and batch norms, which must not count twice then."""
+    again = view_recompute(job, program, unit)
+    return again | {"sync": view_norms(job.graph, program, unit, again=bool(again["norms"]))}
 
 
 def default_dtype(spec: Spec) -> list[str]:
@@ -166,9 +176,7 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     trains = any(held.trainable for held in unit.state)
     loop = next(item for item in program.actions if isinstance(item, Loop))
     return {
-        "optimizer": {"lr": [f"    {line}" for line in lr_lines(job.spec)]}
-        if varies(job.spec) and (trains or Log() in loop.body)
-        else None,
+        **view_course(job, unit, needed=trains or Log() in loop.body),
         "clip": view_clip(job, program, unit) if job.spec.train.clip_norm is not None else None,
         "log": view_log(job, unit) if Log() in loop.body else None,
         "loop": list(loop_lines(job, program, unit, loop.body)),

@@ -9,20 +9,20 @@ from typing import Any
 
 from ..errors import Location
 from ..ir.spec import (
-    SGD,
-    AdamW,
     Arrays,
     Cluster,
     Data,
     Dataset,
     Device,
     Factory,
+    Group,
     InputSpec,
     Link,
     Links,
     LrSchedule,
     Model,
     Optimizer,
+    Option,
     Parallel,
     Random,
     RandomField,
@@ -33,6 +33,7 @@ from ..ir.spec import (
     Weight,
 )
 from .devices import known, unknown_gpu_links
+from .optimizers import classes, defaults, frozen
 from .quantity import (
     bandwidth_units,
     bytes_units,
@@ -136,7 +137,8 @@ def build_random_field(tree: Tree) -> RandomField:
 
 
 def build_train(tree: Tree) -> Train:
-    given = pick(tree, "global_batch", "steps", "epochs", "clip_norm", "precision", "seed")
+    names = "global_batch", "steps", "epochs", "clip_norm", "clip_value", "precision", "seed"
+    given = pick(tree, *names)
     if "epochs" in given:
         given["steps"] = None
     if "optimizer" in tree:
@@ -152,12 +154,28 @@ def build_train(tree: Tree) -> Train:
 
 
 def build_optimizer(tree: Any) -> Optimizer:
-    options = {"name": tree} if isinstance(tree, str) else dict(tree)
-    if options["name"] == "sgd":
-        return SGD(**options)
-    if "betas" in options:
-        options["betas"] = tuple(options["betas"])
-    return AdamW(**options)
+    """Only arguments that say something: what equals torch's default is left out."""
+    given: Tree = {"name": tree} if isinstance(tree, str) else tree
+    usual = defaults(given["name"])
+    options = {key: frozen(given.get(key, value)) for key, value in usual.items()}
+    groups = tuple(build_group(group, options) for group in given.get("groups", ()))
+    lr: Any = options.pop("lr")
+    made = differing(options, usual)
+    return Optimizer(name=classes[given["name"]], lr=lr, options=made, groups=groups)
+
+
+def build_group(tree: Tree, usual: Mapping[str, Option]) -> Group:
+    """`usual`: all arguments of the optimizer's."""
+    names = tree["params"]
+    given = {key: frozen(tree[key]) for key in usual if key in tree}
+    return Group(
+        params=(names,) if isinstance(names, str) else tuple(names),
+        options=differing(given, usual),
+    )
+
+
+def differing(options: Mapping[str, Option], usual: Mapping[str, Option]) -> dict[str, Option]:
+    return {key: value for key, value in options.items() if value != usual[key]}
 
 
 def build_cluster(tree: Tree) -> Cluster:

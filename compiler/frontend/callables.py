@@ -40,6 +40,9 @@ def named_callables(spec: Spec) -> Iterator[tuple[str, str]]:
     if isinstance(spec.data, Dataset):
         yield "data.source", spec.data.source
         yield from factories(spec.data.args, "data.args")
+    if ":" in spec.train.lr_schedule.name:
+        given = "train.lr_schedule.name" in spec.locations
+        yield f"train.lr_schedule{'.name' if given else ''}", spec.train.lr_schedule.name
 
 
 def factories(value: Value, path: str) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from ..errors import Complaints, Location, SpecError
 from ..ir.spec import Spec
 from .build import build
 from .document import read_document, within
+from .optimizers import spell_names
 from .schema import validate
 from .sense import check_sense
 
@@ -31,11 +32,12 @@ def load(path: str | Path) -> Spec:
     if not isinstance(document.tree, dict):
         hint = "`ppc init` writes a spec to start from"
         raise SpecError("a spec is a mapping of keys", Location(str(path), 1, 1), hint)
+    spelled = spell_names(document.tree)
     first = [complaint.path for complaint in complaints]
-    found = validate(prune(document.tree, first), document.locations, document.file)
+    found = validate(prune(spelled, first), document.locations, document.file)
     complaints += found
     bad = [complaint.path for complaint in complaints]
-    tree = prune(document.tree, bad)
+    tree = prune(spelled, bad)
     lacking = validate(tree, document.locations, document.file)
     sections = {complaint.path.partition(".")[0] for complaint in lacking}
     bad += sections

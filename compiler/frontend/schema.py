@@ -26,6 +26,8 @@ planned: Mapping[str, str] = MappingProxyType(
     {
         "model.weights": "leave it out: the model's own initialisation is used",
         "model.leaf": "leave it out: every module is captured",
+        "train.optimizer.capturable": "leave it out: scripts record no CUDA graph",
+        "train.optimizer.differentiable": "leave it out: nothing goes back through an update",
         "data.source=tokens": "source: text, or a Dataset that reads the tokens",
         "train.precision=bf16": "precision: fp32",
         "train.precision=fp16": "precision: fp32",
@@ -115,6 +117,9 @@ def explain_value(
     """(message, hint) for a value of the wrong kind or size."""
     name = path.rpartition(".")[2]
     later = planned.get(path if rule == "maximum" else f"{path}={value}")
+    if (rule, value) == ("enum", "lbfgs"):
+        message = "lbfgs needs a closure, which runs the model several times in a step"
+        return message, "name: adamw, or another class of torch.optim"
     if later:
         return f"{path} {show(value)} is not supported yet", later
     example = flow(rules["examples"][0])

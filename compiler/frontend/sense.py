@@ -11,11 +11,13 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from ..errors import SpecError
-from ..ir.spec import SGD, Arrays, Data, Random, RandomField, Spec, Text
+from ..ir.spec import Arrays, Data, Random, RandomField, Spec, Text
 from .callables import check_callables
 from .document import Complaint
+from .optimizers import check_optimizer
 from .schema import alternatives, flow, schema
 
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
@@ -73,27 +75,37 @@ def check_microbatches(spec: Spec) -> Found:
         yield "parallel.microbatches", message, hint
 
 
-def check_nesterov(spec: Spec) -> Found:
-    optimizer = spec.train.optimizer
-    if isinstance(optimizer, SGD) and optimizer.nesterov:
-        if optimizer.momentum == 0:
-            message = "nesterov needs momentum above 0"
-            yield "train.optimizer.nesterov", message, "momentum: 0.9"
-        if optimizer.dampening != 0:
-            message = f"nesterov needs dampening 0; it is {optimizer.dampening}"
-            yield "train.optimizer.nesterov", message, "leave dampening out"
-
-
 def check_lr_schedule(spec: Spec) -> Found:
-    course, steps = spec.train.lr_schedule, spec.train.steps
+    course, steps, place = spec.train.lr_schedule, spec.train.steps, "train.lr_schedule"
     if steps is not None and course.warmup > steps:
         message = (
             f"warmup {course.warmup} is longer than the {count(steps, 'step')} of the training"
         )
-        yield "train.lr_schedule.warmup", message, f"warmup: {max(1, steps // 10)}"
-    if course.name == "constant" and "train.lr_schedule.final" in spec.locations:
-        message = "final has no meaning for a constant lr_schedule"
-        yield "train.lr_schedule.final", message, "name: linear or name: cosine"
+        yield f"{place}.warmup", message, f"warmup: {max(1, steps // 10)}"
+    for key, kinds in meanings.items():
+        if course.name not in kinds and f"{place}.{key}" in spec.locations:
+            kind = "callable" if ":" in course.name else course.name
+            message = f"{key} has no meaning for a {kind} lr_schedule"
+            yield f"{place}.{key}", message, " or ".join(f"name: {name}" for name in kinds)
+    if course.name == "one_cycle" and f"{place}.warmup" in spec.locations:
+        message = "one_cycle has a warm-up of its own: pct_start, a share of the steps"
+        yield f"{place}.warmup", message, "pct_start: 0.1"
+    if course.name == "step" and course.every is None:
+        message = "the lr_schedule step needs every, the steps from one fall to the next"
+        yield place, message, "lr_schedule: {name: step, every: 30}"
+
+
+meanings: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "final": ("linear", "cosine"),
+        "pct_start": ("one_cycle",),
+        "div_factor": ("one_cycle",),
+        "final_div_factor": ("one_cycle",),
+        "every": ("step",),
+        "gamma": ("step",),
+    }
+)
+"""Key of an lr_schedule -> the courses that take it."""
 
 
 def check_timeout(spec: Spec) -> Found:
@@ -212,6 +224,7 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
             "model.weight",
             "data.source",
             "data.args",
+            "train.lr_schedule",
         ),
         check_callables,
     ),
@@ -223,15 +236,31 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
     (("data.source", "data.files"), check_files),
     (
         (
-            "train.optimizer.name",
-            "train.optimizer.momentum",
-            "train.optimizer.dampening",
-            "train.optimizer.nesterov",
+            *(
+                f"train.optimizer.{key}"
+                for key in (
+                    "name",
+                    "momentum",
+                    "dampening",
+                    "nesterov",
+                    "foreach",
+                    "fused",
+                    "params",
+                    "groups",
+                )
+            ),
+            "cluster.device",
         ),
-        check_nesterov,
+        check_optimizer,
     ),
     (
-        ("train.lr_schedule.name", "train.lr_schedule.warmup", "train.steps", "train.epochs"),
+        (
+            "train.lr_schedule.name",
+            "train.lr_schedule.warmup",
+            "train.lr_schedule.every",
+            "train.steps",
+            "train.epochs",
+        ),
         check_lr_schedule,
     ),
     (("train.timeout",), check_timeout),

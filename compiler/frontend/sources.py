@@ -7,8 +7,10 @@ import keyword
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import SpecError
 from ..ir.spec import Arrays, Dataset, Spec, Text
 
 
@@ -53,20 +55,39 @@ def relative(path: str, spec: Spec, folder: Path, *, pattern: bool = False) -> s
 
 
 def copied_modules(spec: Spec) -> dict[str, str]:
-    """The user's modules that the scripts import, which are copied beside them: name -> text."""
-    targets = [spec.data.source] if isinstance(spec.data, Dataset) else []
-    targets.append(spec.model.weight.kind)
-    places = [target.partition(":")[0] for target in targets if ".py:" in target]
-    paths = [spec.folder / place for place in places]
-    texts = {module_name(path): path.read_text(encoding="utf-8") for path in paths}
-    queue = [(path, texts[module_name(path)]) for path in paths]
-    while queue:  # the modules beside it that it imports come along
-        path, text = queue.pop()
-        for name in imports(text):
+    """The user's modules that the scripts import, which are copied beside them: name -> text.
+
+    Raises SpecError where two that differ would have one name.
+    """
+    found: dict[str, str] = {}
+    for place, field in imported_files(spec):
+        for name, text in with_imports(spec.folder / place).items():
+            if found.setdefault(name, text) != text:
+                message = f"two files bring a module {name}, {place} one of them"
+                raise SpecError(message, spec.at(field), "give one of them another name")
+    return found
+
+
+def imported_files(spec: Spec) -> Iterator[tuple[str, str]]:
+    """(path, the spec's key) of the users' files that scripts import."""
+    if isinstance(spec.data, Dataset) and ".py:" in spec.data.source:
+        yield spec.data.source.partition(":")[0], "data.source"
+    if ".py:" in spec.model.weight.kind:
+        yield spec.model.weight.kind.partition(":")[0], "model.weight"
+    if ".py:" in spec.train.lr_schedule.name:
+        yield spec.train.lr_schedule.name.partition(":")[0], "train.lr_schedule"
+
+
+def with_imports(path: Path) -> dict[str, str]:
+    """A module and the modules beside it that it imports: name -> text."""
+    texts = {module_name(path): path.read_text(encoding="utf-8")}
+    queue = list(texts.values())
+    while queue:
+        for name in imports(queue.pop()):
             beside = path.with_name(f"{name}.py")
             if name not in texts and beside.is_file():
                 texts[name] = beside.read_text(encoding="utf-8")
-                queue.append((beside, texts[name]))
+                queue.append(texts[name])
     return {f"{name}.py": text for name, text in texts.items()}
 
 

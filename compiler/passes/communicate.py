@@ -135,9 +135,7 @@ def train(
 
 
 def connect(units: Sequence[Unit], live: Mapping[int, int], microbatches: int) -> tuple[Route, ...]:
-    """A route for each pair of stages on different ranks with transfers, by source and target.
-
-    Before: one unit of each stage, those of a replica.
+    """A route for each pair of a replica's units with transfers between ranks, by both stages.
 
     `live` is the peak of microbatches in flight by rank. It bounds what a pair of stages can have
     under way: the microbatch of a message that is not taken yet is live on the earlier stage. So
@@ -155,7 +153,6 @@ def connect(units: Sequence[Unit], live: Mapping[int, int], microbatches: int) -
         transfers = [t for u in units for t in u.sends if (t.source, t.target) == (source, target)]
         values = tuple((t.value, t.meta) for t in transfers)
         back = tuple((t.value, t.meta) for t in transfers if t.gradient)
-        window = live[start]
         there = Edge(
             name=f"activations {start}->{end}",
             kind="activations",
@@ -163,7 +160,7 @@ def connect(units: Sequence[Unit], live: Mapping[int, int], microbatches: int) -
             target=end,
             stages=(source, target),
             values=values,
-            window=window,
+            window=live[start],
             ahead=ahead,
         )
         again = replace(

@@ -119,6 +119,9 @@ def state_of(stage: nn.Module | None) -> dict[str, Tensor]:
 
 
 def copy(tensor: Tensor) -> Tensor:
+    """On the CPU; of a sparse gradient with all its zeros."""
+    if tensor.is_sparse:
+        return tensor.detach().to("cpu").to_dense()
     return tensor.detach().to("cpu", copy=True)
 
 

@@ -15,7 +15,7 @@ fresh interpreter, so the threads that torch may start here do it no harm), the 
 one for the time of the run, and torch's generator is given back as it was.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,10 +38,11 @@ from ..frontend.samples import (
     total_steps,
 )
 from ..ir.graph import Graph
-from ..ir.spec import Spec
+from ..ir.spec import Spec, Train
 from .observe import Step, Tensors, copy
-from .optimize import make_optimizer, step_optimizer
-from .seeding import Seeder, following
+from .optimize import make_course, make_optimizer, step_optimizer
+from .replicas import Replicas, make_replicas, overwrite
+from .seeding import Seeder
 from .together import Together
 from .weights import check_recipes, full_state, load_weights, replay_weights
 
@@ -136,6 +137,7 @@ def train(
     """Results, gradients and new state of each step, its buffers by replica, and it in one go."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
+    course = make_course(spec, length)
     replicas = make_replicas(spec, training)
     with replicas.following(graph) as seeders:
         for step in range(steps):
@@ -143,19 +145,18 @@ def train(
             if step < whole:
                 model.zero_grad()
                 at_once = accumulate(spec, samples, seeders, replicas, step, 1)
-                found = live_gradients(model)
+                found = copies(live_gradients(model))
             model.zero_grad()
             count = spec.parallel.microbatches * spec.parallel.data
             results = accumulate(spec, samples, seeders, replicas, step, count)
             compared = None
             if at_once is not None:
                 compared = Whole(at_once, found, copies(live_gradients(model)))
-            if spec.train.clip_norm is not None:
-                clip(model, spec.train.clip_norm)
+            clip(model, spec.train)
             gradients = copies(live_gradients(model))
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
-            step_optimizer(optimizer, spec.train, step, length)
+            step_optimizer(optimizer, course, step)
             yield results, Step(gradients, full_state(model)), replicas.copies(), compared
             if step < len(follow):
                 overwrite(
@@ -180,8 +181,8 @@ def accumulate(
     epoch, _ = epoch_of_step(spec, samples.count, step)
     parts = microbatches(numbers, count)
     names, binding = replicas.trainings[0].names, replicas.trainings[0].binding
-    weights = weights_of(spec, binding, samples, parts, epoch)
-    if not sum(weights):
+    shares = shares_of(spec, binding, samples, parts, epoch)
+    if not shares:
         raise RunError(f"step {step + 1}: the weights of the batch sum to 0")
 
     def forward(index: int) -> tuple[Tensor, ...]:
@@ -195,15 +196,13 @@ def accumulate(
             return training(*batch)  # type: ignore[no-any-return]
 
     totals: dict[str, float] = {}
-    size = len(replicas.trainings)
-    for start in range(0, len(parts), size):
-        group = range(start, min(start + size, len(parts)))
+    for start in range(0, len(parts), len(replicas.trainings)):
+        group = range(len(parts))[start : start + len(replicas.trainings)]
         results = replicas.run([partial(forward, index) for index in group])
-        shares = [weights[index] / sum(weights) for index in group]
-        go_back(shares, [result[0] for result in results])
-        for share, values in zip(shares, results, strict=True):
-            for name, value in zip(names, values, strict=True) if share else ():
-                totals[name] = totals.get(name, 0.0) + share * float(value.detach())
+        go_back([shares[index] for index in group], [result[0] for result in results])
+        for index, values in zip(group, results, strict=True):
+            for name, value in zip(names, values, strict=True) if shares[index] else ():
+                totals[name] = totals.get(name, 0.0) + shares[index] * float(value.detach())
     replicas.enter(0)
     return totals
 
@@ -216,69 +215,28 @@ def go_back(shares: Sequence[float], losses: Sequence[Tensor]) -> None:
         torch.stack(counted).sum().backward()  # type: ignore[no-untyped-call]
 
 
-def weights_of(
+def shares_of(
     spec: Spec, binding: Binding, samples: Samples, parts: Sequence[list[int]], epoch: int
 ) -> list[float]:
-    """What each microbatch weighs in the means."""
+    """What each microbatch weighs in the means, of 1; () where nothing counts."""
     fields = weight_fields(spec, binding)
     batches = (samples.batch(part, fields, epoch) for part in parts)
     named = (dict(zip(fields, batch, strict=True)) for batch in batches)
-    return [
+    weights = [
         weigh(spec, fields, values, len(part)) for values, part in zip(named, parts, strict=True)
     ]
+    return [weight / sum(weights) for weight in weights] if sum(weights) else []
 
 
-def make_replicas(spec: Spec, training: Training) -> "Replicas | Together":
-    if spec.parallel.sync_batch_norm and spec.parallel.data > 1:
-        return Together(training, spec.parallel.data)
-    return Replicas(training, spec.parallel.data)
-
-
-class Replicas:
-    """The buffers of each replica; the model's own are those of the one that was entered last."""
-
-    def __init__(self, training: Training, count: int) -> None:
-        self.trainings, self.model, self.here = (training,), training.model, 0
-        self.buffers = [self.own() for _ in range(count)]
-
-    @contextmanager
-    def following(self, graph: Graph) -> Iterator[list[Seeder]]:
-        with following(self.model, graph) as seeder:
-            yield [seeder]
-
-    def run(self, calls: Sequence[Callable[[], tuple[Tensor, ...]]]) -> list[tuple[Tensor, ...]]:
-        return [call() for call in calls]
-
-    def own(self) -> dict[str, Tensor]:
-        """Copies of the model's buffers."""
-        named = self.model.named_buffers(remove_duplicate=False)
-        return {name: copy(tensor) for name, tensor in named}
-
-    def enter(self, replica: int) -> None:
-        if replica != self.here:
-            self.buffers[self.here] = self.own()
-            self.load(replica)
-
-    def load(self, replica: int) -> None:
-        overwrite(dict(self.model.named_buffers(remove_duplicate=False)), self.buffers[replica])
-        self.here = replica
-
-    def copies(self) -> tuple[Tensors, ...]:
-        self.buffers[self.here] = self.own()
-        return tuple(dict(buffers) for buffers in self.buffers)
-
-    def overwrite(self, states: Sequence[Tensors]) -> None:
-        """Take over what each replica's state has of them."""
-        self.buffers[self.here] = self.own()
-        for buffers, state in zip(self.buffers, states, strict=True):
-            overwrite(buffers, state)
-        self.load(self.here)
-
-
-def clip(model: nn.Module, norm: float) -> None:
-    """Clip by the norm of all gradients together, that of a tied parameter once."""
+def clip(model: nn.Module, train: Train) -> None:
+    """Clip by the norm of all gradients together, that of a tied parameter once, or each element
+    by itself."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    nn.utils.clip_grads_with_norm_(model.parameters(), norm, nn.utils.get_total_norm(gradients))
+    if train.clip_norm is not None:
+        norm = nn.utils.get_total_norm(gradients)
+        nn.utils.clip_grads_with_norm_(model.parameters(), train.clip_norm, norm)
+    if train.clip_value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), train.clip_value)
 
 
 def copies(tensors: Tensors) -> dict[str, Tensor]:
@@ -288,11 +246,3 @@ def copies(tensors: Tensors) -> dict[str, Tensor]:
 def live_gradients(model: nn.Module) -> dict[str, Tensor]:
     named = model.named_parameters(remove_duplicate=False)
     return {name: p.grad for name, p in named if p.grad is not None}
-
-
-def overwrite(held: Tensors, values: Tensors) -> None:
-    """Take over the values that fit; what does not is found by comparing."""
-    with torch.no_grad():
-        for name, tensor in held.items():
-            if name in values and values[name].shape == tensor.shape:
-                tensor.copy_(values[name])

@@ -1,4 +1,4 @@
-"""The reference for batch norms that replicas compute together.
+"""Replicas that normalise together.
 
 Microbatch k of all replicas goes through as many copies of the user's model, which share its
 parameters and have buffers of their own. They take turns: a copy runs until it comes to a batch
