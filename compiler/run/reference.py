@@ -180,7 +180,7 @@ def accumulate(
     numbers = samples_of_step(spec, samples.count, step)
     epoch, _ = epoch_of_step(spec, samples.count, step)
     parts = microbatches(numbers, count)
-    names, binding = replicas.trainings[0].names, replicas.trainings[0].binding
+    binding = replicas.trainings[0].binding
     shares = shares_of(spec, binding, samples, parts, epoch)
     if not shares:
         raise RunError(f"step {step + 1}: the weights of the batch sum to 0")
@@ -200,6 +200,7 @@ def accumulate(
         group = range(len(parts))[start : start + len(replicas.trainings)]
         results = replicas.run([partial(forward, index) for index in group])
         go_back([shares[index] for index in group], [result[0] for result in results])
+        names = replicas.trainings[0].names  # known when forward has run
         for index, values in zip(group, results, strict=True):
             for name, value in zip(names, values, strict=True) if shares[index] else ():
                 totals[name] = totals.get(name, 0.0) + shares[index] * float(value.detach())
