@@ -4,7 +4,7 @@ PYTHON ?= python3
 bin := .venv/bin
 stamp := .venv/.installed
 
-.PHONY: install test test-all check golden demo clean
+.PHONY: install test test-all gpu check golden demo clean
 
 install: $(stamp)
 
@@ -18,6 +18,10 @@ test: check
 
 test-all: check
 	$(bin)/python -m pytest -n auto --dist loadfile
+
+# What needs a GPU, on one; skipped where torch sees none.
+gpu: install
+	$(bin)/python -m pytest -m gpu
 
 check: install
 	$(bin)/ruff check .

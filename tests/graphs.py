@@ -286,7 +286,7 @@ def make_spec(
             device=Device(
                 kind="cpu",
                 memory=memory,
-                flops={"fp32": 1e12, "fp64": 5e11},
+                flops={"fp32": 1e12, "fp64": 5e11, "bf16": 2e12},
                 memory_bandwidth=1e11,
             ),
             links=Links(intra_node=link, inter_node=Link(bandwidth=1e9, latency=1e-4)),

@@ -67,7 +67,7 @@ def job():
 
 
 def compare(ranks, losses, reference, replicas=1):
-    compared = Compare(ranks, losses, reference, replicas, parameters, LIMIT)
+    compared = Compare(ranks, losses, reference, replicas, parameters, LIMIT, LIMIT)
     return Comparison(worst(compared.rows()))
 
 

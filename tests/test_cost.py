@@ -30,7 +30,10 @@ def test_the_precision_has_its_own_peak() -> None:
     graph = segment(mlp([1000, 1000, 1000]))
     spec = make_spec(microbatches=1, global_batch=10000)
     double = replace(spec, train=replace(spec.train, precision="fp64"))
-    assert price(graph, double).forward_s[0] == pytest.approx(2 * price(graph, spec).forward_s[0])
+    half = replace(spec, train=replace(spec.train, precision="bf16"))
+    single = price(graph, spec).forward_s[0]
+    assert price(graph, double).forward_s[0] == pytest.approx(2 * single)
+    assert price(graph, half).forward_s[0] == pytest.approx(single / 2)
 
 
 def chain(*, frozen: bool = False, flow: bool = True) -> Graph:

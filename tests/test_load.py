@@ -205,7 +205,7 @@ def test_devices_and_links(read):
         "device: {kind: cuda, memory: 12GiB, flops: {fp32: 20TFLOP/s}, memory_bandwidth: 400GB/s}"
     )
     assert made.device.memory == 12 << 30
-    assert made.device.flops == {"fp32": 20e12, "fp64": 10e12}
+    assert made.device.flops == {"fp32": 20e12, "fp64": 10e12, "bf16": 20e12}
     assert made.device.memory_bandwidth == 400e9
     made = cluster("device: {kind: cpu, memory: 1GB}, links: {intra_node: {bandwidth: 8Gbit/s}}")
     assert made.device == dataclasses.replace(known["cpu"][0], memory=10**9)
@@ -376,7 +376,8 @@ def test_devices_are_the_schema_s():
     assert device["then"]["enum"] == list(known)
     for name in known:
         assert name in device["description"]
-    assert all(set(flops) == {"fp32", "fp64"} for flops in (d.flops for d, _ in known.values()))
+    precisions = {"fp32", "fp64", "bf16"}
+    assert all(set(device.flops) == precisions for device, _ in known.values())
 
 
 def test_the_smallest_spec_the_schema_suggests_is_one(read):

@@ -67,7 +67,9 @@ nn.BatchNorm1d(6, affine=False), nn.BatchNorm1d(6, track_running_stats=False), n
 """
 
 
-def blocks(folder: Path, norms: str = PLAIN, *, samples=36, shape=(6,), data=2, **parallel):
+def blocks(
+    folder: Path, norms: str = PLAIN, *, samples=36, shape=(6,), data=2, train=None, **parallel
+):
     """A few blocks, on batches of 13; the last of an epoch has 10."""
     parallel = {"pipeline": 1, "microbatches": 2, "sync_batch_norm": True} | parallel
     fields = {"x": {"shape": list(shape)}, "y": {"shape": [*shape[:-1], 2]}}
@@ -82,7 +84,7 @@ def blocks(folder: Path, norms: str = PLAIN, *, samples=36, shape=(6,), data=2, 
             "fields": fields,
             "last_batch": parallel.pop("last_batch", "keep"),
         },
-        train={"global_batch": 13, "steps": parallel.pop("steps", 4)},
+        train={"global_batch": 13, "steps": parallel.pop("steps", 4), **(train or {})},
         cluster={"devices_per_node": parallel["pipeline"] * data},
         parallel={"data": data, **parallel},
     )
@@ -105,6 +107,13 @@ def blocks(folder: Path, norms: str = PLAIN, *, samples=36, shape=(6,), data=2, 
 def test_replicas(tmp_path, fork_server, norms, options):
     """13 samples in 2 x 2 microbatches are 4, 3, 3, 3, in 2 x 3 they are 3, 2, 2, 2, 2, 2."""
     prove(blocks(tmp_path, norms, **options), fork_server)
+
+
+@pytest.mark.dist
+def test_bf16(tmp_path, fork_server):
+    """Means of numbers in bf16 are float32, as in torch's own."""
+    norms = "nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False)"
+    prove(blocks(tmp_path, norms, train={"precision": "bf16"}), fork_server, exact=False)
 
 
 @pytest.mark.slow
@@ -220,6 +229,12 @@ def test_the_text_is_checked_as_the_only_replica(tmp_path, monkeypatch):
                 "together: it is no call of torch's own nn.BatchNorm1d, 2d or 3d"
             ),
             "such a module, or sync_batch_norm: false",
+        ),
+        (
+            "nn.BatchNorm1d(6)",
+            {"samples": 13, "train": {"compile": True}},
+            "torch.compile does not see the sums over replicas in a batch norm",
+            "compile: false, or sync_batch_norm: false",
         ),
         (
             "nn.BatchNorm1d(6)",

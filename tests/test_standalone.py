@@ -150,6 +150,52 @@ def test_arrays_and_saved_weights_are_read_without_numpy(python, home, fork_serv
     assert losses(folder) == pytest.approx(expected, rel=1e-6)
 
 
+READ_AHEAD = """
+import torch
+
+class Rows:
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return [0.1] * (1 + i), torch.rand(1)
+"""
+
+
+def write_token_files(folder):
+    for name in "ab":
+        (folder / f"{name}.bin").write_bytes(bytes(range(246)) + bytes(range(236)))
+    files = {"files": ["a.bin", "b*.bin"], "dtype": "uint16", "sequence": 40}
+    return {"source": "tokens", **files}
+
+
+def write_rows(folder):
+    (folder / "rows.py").write_text(READ_AHEAD)
+    fields = {"fields": ["x", "y"], "pad": {"x": 0}, "length": 40, "workers": 2}
+    return {"source": "rows.py:Rows", **fields}
+
+
+@pytest.mark.parametrize("write_data", [write_token_files, write_rows])
+def test_tokens_and_workers_need_torch_alone(python, home, fork_server, write_data):
+    code = """
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.to(self.weight.dtype) / 1e4)
+
+def build():
+    return Net(40, 1)
+
+def loss(output, target):
+    return nn.functional.mse_loss(output, target[:, -1:].to(output.dtype) / 1e4)
+"""
+    field = "tokens" if write_data is write_token_files else "x"
+    model = {"loss": "net.py:loss", "inputs": [field]}
+    spec = make_spec(home, code, data=write_data(home), model=model)
+    folder, expected = elsewhere(spec, fork_server)
+    run(python, "run.py", folder=folder)
+    assert losses(folder) == pytest.approx(expected, rel=1e-6)
+
+
 def test_scripts_import_torch_and_the_standard_library():
     """All that are committed."""
     scripts = sorted((Path(__file__).parents[1] / "generated").glob("*/r*.py"))

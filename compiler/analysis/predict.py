@@ -80,7 +80,7 @@ def collective_s(
 
     Buckets run beside the last backward: what it does not cover is left, at least one bucket.
     """
-    number = TensorMeta((), {"fp32": "float32", "fp64": "float64"}[spec.train.precision])
+    number = TensorMeta((), "float64" if spec.train.precision == "fp64" else "float32")
     found = {
         action
         for program in programs

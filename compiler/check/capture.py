@@ -10,8 +10,9 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from ..errors import CaptureError
+from ..frontend.capture.arguments import dtype_name
 from ..frontend.capture.batch import Generaliser
-from ..frontend.capture.build import build_fake, build_model, default_dtype, state_tensors
+from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
 from ..frontend.capture.capture import trace
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import libraries_export
@@ -29,7 +30,7 @@ from .outcome import (
     copy_state,
     differences,
     finish,
-    is_small,
+    is_comparable,
     kept,
     make,
     run_graph,
@@ -56,14 +57,16 @@ Compare = Callable[[Spec, Graph, Sequence[int]], Iterator[Fault]]
 
 def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
     """Compare the graph with the user's model, at the largest and the smallest microbatch: loss,
-    gradients and buffers of two microbatches, or lists of operations when the model is large.
+    gradients and buffers of two microbatches, or lists of operations when the model is large or
+    computes in bfloat16.
 
     Raises CaptureError where they differ.
     """
     sizes = microbatch_sizes(spec, plan, graph)
-    with default_dtype(spec.train.precision):
-        small = all(is_small(graph, size) for size in sizes)
-        fault = compare_pairs(compare_numbers if small else compare_listings, spec, graph, sizes)
+    with numerics(spec):
+        by_numbers = all(is_comparable(graph, size) for size in sizes)
+        compare = compare_numbers if by_numbers else compare_listings
+        fault = compare_pairs(compare, spec, graph, sizes)
         fault = fault or next(compare_shapes(spec, graph, sizes), None)
         if fault and fault.size != sizes[0]:
             raise depends_on_size(spec, plan, sizes[0], fault)
@@ -177,7 +180,7 @@ def first(parameter: Parameter) -> Tensor:
 def run_model(graph: Graph, training: Training, inputs: Sequence[Tensor]) -> Outcome:
     """The user's own model."""
     training.model.zero_grad()
-    loss, *metrics = training(*inputs)
+    loss, *metrics = training.run(*inputs)
     state = dict(state_tensors(training.model))
     return finish(loss, metrics, state, kept(graph) & state.keys())
 
@@ -210,7 +213,7 @@ def users_results(
 ) -> dict[str, Tensor]:
     """Run the user's model as it was captured: its loss, and what it leaves changed."""
     with libraries_export():
-        results = training(*given.values())
+        results = training.run(*given.values())
     after = dict(state_tensors(training.model))
     return dict(zip(training.names, results, strict=True)) | {name: after[name] for name in changed}
 
@@ -254,6 +257,11 @@ def wrong_shapes(graph: Graph, values: Mapping[str, object], size: int) -> Itera
     for op in graph.ops:
         for name in filter(None, op.outputs):
             value, meta = values[name], graph.values[name]
-            if isinstance(value, Tensor) and list(value.shape) != sizes_of(meta, size):
+            if not isinstance(value, Tensor):
+                continue
+            if list(value.shape) != sizes_of(meta, size):
                 what = f"{op.target} gives {list(value.shape)}, not {sizes_of(meta, size)}"
+                yield Fault(size, what, op.where)
+            elif dtype_name(value.dtype) != meta.dtype:
+                what = f"{op.target} gives {dtype_name(value.dtype)}, not {meta.dtype}"
                 yield Fault(size, what, op.where)

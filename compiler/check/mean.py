@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ..frontend.capture.build import build_model, default_dtype
+from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.training import make_training
 from ..frontend.capture.user import users_errors
@@ -27,12 +27,13 @@ def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...
     drawn = any(op.random for op in graph.ops)
     if len(sizes) < 2 or drawn or not is_small(graph, batch):
         return ()
-    with default_dtype(spec.train.precision), torch.no_grad():
+    with numerics(spec), torch.no_grad():
         ((_, whole),) = losses(spec, [batch])
         found = list(losses(spec, sizes))
         total = sum(weight for weight, _ in found)
         parts = sum(weight / total * loss for weight, loss in found if weight)
-    if abs(whole - parts) <= 1e-5 * abs(whole):
+    rounding = 1e-2 if spec.train.precision == "bf16" else 1e-5
+    if abs(whole - parts) <= rounding * abs(whole):
         return ()
     message = (
         f"the loss of {batch} samples at once is {whole:.6g}, the mean over {len(sizes)} "
@@ -53,4 +54,4 @@ def losses(spec: Spec, sizes: list[int]) -> Iterator[tuple[float, float]]:
         runs = zip(*(torch.split(tensor, sizes) for tensor in inputs), strict=True)
         for run, size in zip(runs, sizes, strict=True):
             part = dict(zip(binding.fields, run, strict=True))
-            yield weigh(spec, fields, part, size), float(training(*run)[0])
+            yield weigh(spec, fields, part, size), float(training.run(*run)[0])

@@ -41,6 +41,14 @@ def check_norms(spec: Spec, graph: Graph, plan: Plan) -> None:
     if not counting_norms(graph):
         return
     complaints: list[PpcError] = [*alone(graph, plan), *without_backward(spec, graph, plan)]
+    if (
+        plan.sync_norms
+        and spec.train.compile
+        and any(is_synced(graph, op) for op in counting_norms(graph))
+    ):
+        message = "torch.compile does not see the sums over replicas in a batch norm"
+        hint = "compile: false, or sync_batch_norm: false"
+        complaints.append(PlanError(message, spec.at("train.compile"), hint))
     batches = possible_batches(spec)
     complaints += [*one_value(spec, graph, plan, batches), *waiting(spec, graph, plan, batches)]
     if len(complaints) > 1:

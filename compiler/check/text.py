@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InternalError
-from ..frontend.capture.build import build_model, default_dtype
+from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import fake_mode
 from ..frontend.capture.training import make_training
@@ -24,7 +24,7 @@ from .capture import microbatch, read_state
 from .listing import Listing, first_difference, list_operations
 from .outcome import (
     differences,
-    is_small,
+    is_comparable,
     kept,
     make,
     run_graph,
@@ -39,11 +39,12 @@ def check_text(
     spec: Spec, graph: Graph, units: Sequence[Unit], scripts: Sequence[str], *sizes: int
 ) -> None:
     """Compare the text of every stage with the graph at each size of microbatch: loss and
-    gradients, or lists of operations and which gradients there are when the model is large.
+    gradients, or lists of operations and which gradients there are when the model is large or
+    computes in bfloat16.
 
     Raises InternalError where they differ.
     """
-    with default_dtype(spec.train.precision):
+    with numerics(spec):
         stages = [
             compile_classes(script, unit) for script, unit in zip(scripts, units, strict=True)
         ]
@@ -62,7 +63,7 @@ def compare(
 ) -> Iterator[str]:
     """What differs."""
     try:
-        if is_small(graph, max(sizes)):
+        if is_comparable(graph, max(sizes)):
             for size in sizes:
                 yield from compare_numbers(spec, graph, units, stages, size)
             return
@@ -81,6 +82,8 @@ def compile_classes(script: str, unit: Unit) -> CodeType:
     tree = ast.parse(script)
     wanted = [node for node in tree.body if is_wanted(node)]
     made = ast.parse("stage = Stage()").body + [n for n in ast.walk(tree) if is_evaluation(n)]
+    for around in {ast.unparse(c) for node in ast.walk(tree) for c in autocasts(node)}:
+        made += ast.parse(f"stage.forward = {around}(stage.forward)").body
     return compile(ast.Module(body=wanted + made, type_ignores=[]), f"rank{unit.rank}.py", "exec")
 
 
@@ -98,6 +101,14 @@ def is_evaluation(node: ast.AST) -> TypeGuard[ast.stmt]:
     return isinstance(node, ast.Expr) and bool(
         re.fullmatch(r"stage\.\S+\.eval\(\)", ast.unparse(node))
     )
+
+
+def autocasts(node: ast.AST) -> list[ast.expr]:
+    """The torch.autocast that a `with` enters, if it does: a script runs its stage in such."""
+    if not isinstance(node, ast.With):
+        return []
+    entered = [item.context_expr for item in node.items]
+    return [e for e in entered if ast.unparse(e).startswith("torch.autocast(")]
 
 
 def make_stage(code: CodeType) -> nn.Module:
@@ -191,7 +202,7 @@ def stages_results(
     def seed_layer(key: str, path: str) -> None:
         listing.seed(f"{key} {path}")
 
-    stage.forward.__globals__["seed_layer"] = seed_layer
+    type(stage).forward.__globals__["seed_layer"] = seed_layer
     found = name_results(unit, stage(*arguments(unit, given)))
     names = {held.canonical: held.fqn for held in unit.state}
     return found | changed(graph, unit, lambda canonical: find(stage, names[canonical]))

@@ -10,7 +10,8 @@ from ..ir.report import Report
 from ..ir.spec import Spec
 from ..ir.unit import Unit
 
-dtypes = {"fp32": "float32", "fp64": "float64"}
+dtypes = {"fp32": "float32", "fp64": "float64", "bf16": "float32"}
+"""Of weights and of the data's floats, by precision."""
 
 
 @dataclass(frozen=True, slots=True)

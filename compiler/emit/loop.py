@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from ..ir.plan import Plan
 from ..ir.program import Collective, Instruction, Log, Program
 from ..ir.unit import Unit
-from .data import steps_per_epoch
 from .expression import quote
 from .job import Job
 from .layout import wrap
 from .optimizer import clip_value_lines, rate_lines, varies
 from .reducer import padded, reduction, sum_over
 from .scope import clean_outside
+from .source import steps_per_epoch
 
 
 def loop_lines(

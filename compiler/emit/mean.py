@@ -80,11 +80,17 @@ def weigh_lines(plan: Plan, unit: Unit, weight: Weight, weighed: Sequence[str]) 
     used = [clean_outside(name) for name in weighed]
     left = fields[0] if len(fields) == 1 else ", ".join(f if f in used else "_" for f in fields)
     value = f"({used[0]} != {plain(number(weight.ignore_index).text)}).sum()"
-    lines = [f"weights = torch.stack([{value} for {left} in batch]).double()"]
     if weight.kind != "tokens":
-        some = "" if plan.even else f" if len({used[0]}) else 0"
+        value = f"weight_of({', '.join(used)})"
+    if not plan.even:  # a microbatch without samples may have no fields
+        left = left if len(fields) == 1 else f"({left})"
+        each = f"[{value} if size else 0 for size, {left} in zip(sizes, batch)]"
+    else:
+        each = f"[{value} for {left} in batch]"
+    lines = [f"weights = torch.stack({each}).double()"]
+    if weight.kind != "tokens" or not plan.even:
         lines = [
-            f"found = [weight_of({', '.join(used)}){some} for {left} in batch]",
+            f"found = {each}",
             "weights = torch.stack([torch.as_tensor(w, device=device) for w in found]).double()",
         ]
     lines.append("total = weights.sum()")

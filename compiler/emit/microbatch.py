@@ -34,6 +34,7 @@ class MicrobatchWriter:
     norms: bool
     """Whether the stage has batch norms that count."""
     mean: Mean
+    autocast: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -64,10 +65,10 @@ class MicrobatchWriter:
             yield from self.take_activations(edge)
         if self.program.rerun:
             yield f"live[mb] = {', '.join([*self.received().values(), *self.fields])}"
-            yield "with torch.no_grad():  # nothing else is kept: backward runs the stage again"
-            yield f"    {self.compute()}"
+            why = "  # nothing else is kept: backward runs the stage again"
+            yield from self.call("torch.no_grad()", why=why * (not self.autocast))
         else:
-            yield self.compute()
+            yield from self.call()
         yield from self.pass_on()
         if self.unit.has_backward and not self.program.rerun:
             kept = self.with_gradient + self.sources()
@@ -93,8 +94,19 @@ class MicrobatchWriter:
         taken = produced.union(names.values(), self.fields)
         return {v: free(f"{n}_in", taken) if n in produced else n for v, n in names.items()}
 
+    def call(self, *contexts: str, why: str = "") -> Iterator[str]:
+        """The stage's call, in the spec's precision.
+
+        A cast weight is not kept for its next use: gradients of all uses add up in float32.
+        """
+        cast = "torch.autocast(device.type, torch.bfloat16, cache_enabled=False)"
+        contexts += (cast,) * self.autocast
+        if contexts:
+            yield f"with {', '.join(contexts)}:{why}"
+        yield "    " * bool(contexts) + self.compute()
+
     def compute(self) -> str:
-        """The stage's call."""
+        """The call itself."""
         number = "{mb}" if self.plan.replicas == 1 else "{mb * REPLICAS + REPLICA}"
         key = [f'f"{{SEED}} {{step}} {number}"'] if self.seeds else []
         call = f"stage({', '.join([*self.received().values(), *self.fields, *key])})"
@@ -160,9 +172,7 @@ class MicrobatchWriter:
         kept = [*self.received().values(), *self.fields]
         if kept:
             yield f"{', '.join(kept)} = live.pop(mb)"
-        if self.norms:
-            yield "with statistics_kept(stage):"
-        yield f"{'    ' * self.norms}{self.compute()}"
+        yield from self.call(*["statistics_kept(stage)"] * self.norms)
 
     def several(self, edges: Sequence[Edge]) -> Iterator[str]:
         """Gradients of several outputs, or of one from several stages."""

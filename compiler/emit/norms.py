@@ -28,7 +28,7 @@ def with_synced(graph: Graph, unit: Unit) -> Graph:
 
 
 def view_norms(
-    graph: Graph, program: Program, unit: Unit, *, again: bool
+    graph: Graph, program: Program, unit: Unit, *, again: bool, autocast: bool
 ) -> dict[str, object] | None:
     """What the classes hang on; None for a stage without such norms. `again`: whether some run
     again in the backward, and must not count twice."""
@@ -41,6 +41,8 @@ def view_norms(
     tracked = {option(norm, "track_running_stats") for norm in norms}
     return {
         "classes": sorted({norm.cls.removeprefix("nn.") for norm in norms}),
+        "wide": "x.float()" if autocast else "x",  # means of bf16 numbers, in float32
+        "widen": autocast,
         "group": f"norm_groups[{ranks}]",
         "apply": list(wrap(apply, 8)),
         "counting": list(update_lines(tracked, again=again)),
@@ -51,8 +53,9 @@ def affine_arguments(norms: Sequence[Constructor]) -> str:
     """Weight and bias, or what leaves a value as it is."""
     weighted = {option(norm, "affine") for norm in norms}
     biased = {option(norm, "affine") and option(norm, "bias") for norm in norms}
-    weight = either("self.weight", weighted, "x.new_ones(x.shape[1])")
-    return f"{weight}, {either('self.bias', biased, 'x.new_zeros(x.shape[1])')}"
+    weight = either("self.weight", weighted, "torch.ones(x.shape[1], device=x.device)")
+    bias = either("self.bias", biased, "torch.zeros(x.shape[1], device=x.device)")
+    return f"{weight}, {bias}"
 
 
 def either(name: str, there: set[bool], other: str) -> str:

@@ -16,9 +16,9 @@ from .view import view_rank
 
 compilation_mark = "@compilation@"
 modules = (
-    "import ast", "import contextlib", "import datetime", "import functools", "import glob",
-    "import json", "import math", "import os", "import random", "import struct", "import sys",
-    "import sysconfig", "import time", "import zlib",
+    "import ast", "import bisect", "import contextlib", "import datetime", "import functools",
+    "import glob", "import itertools", "import json", "import math", "import os", "import random",
+    "import struct", "import sys", "import sysconfig", "import time", "import zlib",
 )  # fmt: skip
 torch_modules = (
     "import torch", "import torch.distributed as dist", "import torch.nn as nn",

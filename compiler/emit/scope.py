@@ -28,7 +28,10 @@ outside = frozenset(
     ("mb", "step", "stage", "live", "losses", "loss", "sizes", "sum", "samples", "samples_of",
      "epoch", "order", "windows", "text", "arrays", "dataset", "rows", "row", "fields", "field",
      "draw_field", "list", "zip", "divmod", "SEED", "MICROBATCHES", "MICROBATCH_SIZE", "SAMPLES",
-     "GLOBAL_BATCH", "STEPS")
+     "GLOBAL_BATCH", "STEPS",
+     "shares", "weights", "total", "means", "results", "batch_size",
+     "stream", "runs", "run", "read_run", "parts", "ahead", "next", "iter",
+     "len", "cuda", "to_device", "read_sample", "as_field", "fill_up", "Batches")
 )  # fmt: skip
 """The same for the functions that read data and run a step."""
 script = frozenset(
@@ -41,9 +44,12 @@ script = frozenset(
      "backward", "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
      "read_safetensors", "read_sample", "random", "sys", "make_dataset", "rank", "store", "told",
      "theirs", "seed", "longer", "PCT_START", "DIV_FACTOR", "FINAL_DIV_FACTOR", "EVERY", "GAMMA",
-     "GROUP_LRS", "MAX_VALUE", "group", "rest", "parameter", "name", "lr", "lr_factor",
+     "GROUP_LRS", "MAX_VALUE", "group", "rest", "parameter", "name", "lr", "lr_factor", "bisect",
+     "itertools", "map_tokens", "fingerprint", "shards", "starts", "counts", "contextlib",
+     "Reducer", "reducer", "REPLICA", "REPLICAS", "BUCKET_BYTES", "members", "weigh", "weight_of",
+     "statistics_kept", "recompute", "path",
      "NormalizeTogether", "SyncBatchNorm1d", "SyncBatchNorm2d", "SyncBatchNorm3d", "sum_replicas",
-     "norm_groups", "REPLICA", "REPLICAS")
+     "norm_groups")
 )  # fmt: skip
 """What a script means otherwise than a class of the user's."""
 

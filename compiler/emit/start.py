@@ -79,6 +79,8 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     yield from tie_lines(job.graph, unit)
     yield from frozen_lines(job.graph, unit)
     yield from recompute_lines(job, unit)
+    if job.spec.train.compile:
+        yield from compile_lines(unit)
     if distributed:
         yield from edge_lines(job, program)
         yield from fact_lines(job, program, unit, data)
@@ -108,6 +110,13 @@ def device_lines(*, cuda: bool, distributed: bool) -> Iterator[str]:
         yield "dist.init_process_group(backend, timeout=TIMEOUT, device_id=device_id)"
     elif distributed:
         yield 'dist.init_process_group("gloo", timeout=TIMEOUT)'
+
+
+def compile_lines(unit: Unit) -> Iterator[str]:
+    """Compile the forward alone: the stage keeps its names, its hooks and its state dict."""
+    options = ', options={"fallback_random": True}' if unit.seeds else ""
+    comment = "  # dropout as without it" if unit.seeds else ""
+    yield f"stage.forward = torch.compile(stage.forward{options}){comment}"
 
 
 def tie_lines(graph: Graph, unit: Unit) -> Iterator[str]:

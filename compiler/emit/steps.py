@@ -59,6 +59,7 @@ class StepWriter:
     norms: bool = False
     """Whether the stage has batch norms that count."""
     weight: Weight = field(default_factory=Weight)
+    autocast: bool = False
 
     @property
     def mean(self) -> Mean:
@@ -69,7 +70,7 @@ class StepWriter:
     def microbatch(self) -> MicrobatchWriter:
         return MicrobatchWriter(
             self.plan, self.program, self.unit, self.names, self.results,
-            seeds=self.seeds, norms=self.norms, mean=self.mean,
+            seeds=self.seeds, norms=self.norms, mean=self.mean, autocast=self.autocast,
         )  # fmt: skip
 
     @property

@@ -39,8 +39,8 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     again = view_again(job, program, unit)
     steps = StepWriter(
         plan, program, longer, unit, job.boundary, lifted.results, seeds=bool(unit.seeds),
-        norms=bool(again["norms"]) and program.rerun,
-        weight=spec.model.weight,
+        norms=bool(again["norms"]) and program.rerun, weight=spec.model.weight,
+        autocast=spec.train.precision == "bf16",
     )  # fmt: skip
     title, manual = describe_rank(job, program, unit, data)
     return {
@@ -54,6 +54,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "default_dtype": default_dtype(spec),
         "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
         "seeds": bool(unit.seeds),
+        "compiled": spec.train.compile,
         "draws": weights.draws,
         "saved": weights.saved,
         "init": weights.lines,
@@ -82,7 +83,15 @@ def lift_stage(job: Job, unit: Unit) -> Lifted:
 def view_again(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """What runs again in the backward, and batch norms, which must not count twice then."""
     again = view_recompute(job, program, unit)
-    return again | {"sync": view_norms(job.graph, program, unit, again=bool(again["norms"]))}
+    return again | {
+        "sync": view_norms(
+            job.graph,
+            program,
+            unit,
+            again=bool(again["norms"]),
+            autocast=job.spec.train.precision == "bf16",
+        )
+    }
 
 
 def default_dtype(spec: Spec) -> list[str]:

@@ -28,6 +28,7 @@ from ..ir.spec import (
     RandomField,
     Spec,
     Text,
+    Tokens,
     Train,
     Value,
     Weight,
@@ -104,20 +105,23 @@ def build_value(tree: Any) -> Value:
 
 def build_data(tree: Tree, model: Model | None) -> Data:
     last_batch = pick(tree, "last_batch")
-    if tree["source"] == "text":
-        files = tree["files"]
+    if tree["source"] in ("text", "tokens"):
+        files, rest = tree["files"], pick(tree, "dtype", "sequence")
         patterns = (files,) if isinstance(files, str) else tuple(files)
-        return Text(files=patterns, sequence=tree["sequence"], **last_batch)
+        form: Any = Text if tree["source"] == "text" else Tokens
+        made: Data = form(files=patterns, **rest, **last_batch)
+        return made
     if tree["source"] == "arrays":
         return Arrays(files=tree["files"], **last_batch)
     if tree["source"] == "random":
         fields = {**shaped_inputs(model), **tree.get("fields", {})}
-        made = {name: build_random_field(field) for name, field in fields.items()}
-        return Random(samples=tree["samples"], fields=made, **last_batch)
+        forms = {name: build_random_field(field) for name, field in fields.items()}
+        return Random(samples=tree["samples"], fields=forms, **last_batch)
     return Dataset(
         source=tree["source"],
         args=build_arguments(tree.get("args", {})),
         fields=tuple(tree.get("fields", ())),
+        **pick(tree, "workers", "pad", "length"),
         **last_batch,
     )
 
@@ -137,7 +141,10 @@ def build_random_field(tree: Tree) -> RandomField:
 
 
 def build_train(tree: Tree) -> Train:
-    names = "global_batch", "steps", "epochs", "clip_norm", "clip_value", "precision", "seed"
+    names = (
+        "global_batch", "steps", "epochs", "clip_norm", "clip_value", "precision", "compile",
+        "seed",
+    )  # fmt: skip
     given = pick(tree, *names)
     if "epochs" in given:
         given["steps"] = None
@@ -198,7 +205,7 @@ def build_device(tree: Any) -> tuple[Device, Links]:
         memory = int(parse_quantity(tree["memory"], bytes_units))
     if "flops" in tree:
         flops = {name: parse_quantity(rate, flops_units) for name, rate in tree["flops"].items()}
-        flops.setdefault("fp64", flops["fp32"] / 2)
+        flops = {"fp64": flops["fp32"] / 2, "bf16": flops["fp32"]} | flops
     if "memory_bandwidth" in tree:
         bandwidth = parse_quantity(tree["memory_bandwidth"], bandwidth_units)
     made = Device(kind=tree["kind"], memory=memory, flops=flops, memory_bandwidth=bandwidth)

@@ -1,17 +1,21 @@
 """The samples that a spec names, and which of them each step takes.
 
 What the emitted scripts read is read here again, from the language's definition and by code of
-its own: text by bytes, arrays by their first dimension, random samples by a seed each, a user's
-Dataset by index. Floats have the spec's precision. The order of an epoch hangs on seed and epoch
-alone; each step takes the next `global_batch` samples of it, the last one of an epoch what is left.
+its own: text by bytes, files of tokens by runs, arrays by their first dimension, random samples by
+a seed each, a user's Dataset by index. Floats have the spec's precision. The order of an epoch
+hangs on seed and epoch alone; each step takes the next `global_batch` samples of it, the last one
+of an epoch what is left.
 """
 
+import bisect
 import glob
 import random
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +23,12 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..ir.spec import Arrays, Dataset, Random, RandomField, Spec, Text
+from ..ir.spec import Arrays, Dataset, Random, RandomField, Spec, Text, Tokens
 from .capture.build import dtypes
 from .capture.fields import make_dataset
+from .capture.padding import fill_up
+from .capture.user import users_errors
+from .data_sense import token_files
 
 Sample = Mapping[str, Tensor]
 
@@ -46,6 +53,8 @@ def read_samples(spec: Spec) -> Samples:
     """Open the data. Raises RunError where it makes no batch."""
     if isinstance(spec.data, Text):
         samples = text_samples(spec.data, spec.folder)
+    elif isinstance(spec.data, Tokens):
+        samples = token_samples(spec.data, spec)
     elif isinstance(spec.data, Arrays):
         samples = array_samples(spec.data, spec.folder)
     elif isinstance(spec.data, Random):
@@ -84,6 +93,23 @@ def text_samples(data: Text, folder: Path) -> Samples:
     return Samples(count, read)
 
 
+def token_samples(data: Tokens, spec: Spec) -> Samples:
+    """Runs of `sequence` tokens as `tokens`; `labels` are one token further on. int64[sequence].
+    The samples of one file follow those of the one before."""
+    names = [name for name, _ in token_files(data, spec.folder)]
+    dtype = f"<u{data.token_bytes}"
+    files = [np.memmap(spec.folder / name, dtype, "r") for name in names]
+    ends = list(accumulate((len(file) - 1) // data.sequence for file in files))
+
+    def read(number: int, _: int) -> Sample:
+        index = bisect.bisect_right(ends, number)
+        start = (number - (ends[index - 1] if index else 0)) * data.sequence
+        run = torch.from_numpy(files[index][start : start + data.sequence + 1].astype(np.int64))
+        return {"tokens": run[:-1], "labels": run[1:]}
+
+    return Samples(ends[-1] if ends else 0, read)
+
+
 def array_samples(data: Arrays, folder: Path) -> Samples:
     """Element i of each array's first dimension."""
     if isinstance(data.files, str):
@@ -92,7 +118,8 @@ def array_samples(data: Arrays, folder: Path) -> Samples:
         arrays = load_file(folder / data.files)
     else:
         arrays = {
-            field: torch.from_numpy(np.load(folder / path)) for field, path in data.files.items()
+            field: torch.from_numpy(np.load(folder / path, mmap_mode="c"))
+            for field, path in data.files.items()
         }
     count = min(len(array) for array in arrays.values())
     return Samples(count, lambda number, _: {name: a[number] for name, a in arrays.items()})
@@ -116,23 +143,50 @@ def random_samples(data: Random, seed: int) -> Samples:
 
 
 def dataset_samples(data: Dataset, spec: Spec) -> Samples:
-    """What the user's dataset gives, numbers and arrays as tensors; what it draws at random follows
-    from seed, epoch and sample number."""
+    """What the user's dataset gives, numbers and arrays as tensors, filled up where the spec says
+    so; what it draws at random follows from seed, epoch and sample number."""
     dataset = make_dataset(data, spec)
 
-    def read(number: int, epoch: int) -> Sample:
+    def take(number: int, epoch: int) -> Sample:
         key = f"{spec.train.seed} epoch {epoch} sample {number}"
         seed = zlib.crc32(key.encode())
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002  # the generator that datasets use
-        sample = dataset[number]  # type: ignore[index]  # a Dataset of the user's
+        with users_errors(spec.at("data.source"), f"{data.source}: reading sample {number} failed"):
+            sample = dataset[number]  # type: ignore[index]  # a Dataset of the user's
         if not isinstance(sample, Mapping):
             values = sample if isinstance(sample, tuple | list) else (sample,)
             sample = dict(zip(data.fields, values, strict=True))
-        return {name: torch.as_tensor(value) for name, value in sample.items()}
+        fields = {name: torch.as_tensor(value) for name, value in sample.items()}
+        return {name: fill(spec, data, name, tensor, number) for name, tensor in fields.items()}
+
+    @cache
+    def first() -> Sample:
+        return take(0, 0)
+
+    def read(number: int, epoch: int) -> Sample:
+        sample, shapes = take(number, epoch), {n: tuple(t.shape) for n, t in first().items()}
+        for name, tensor in sample.items():
+            if tuple(tensor.shape) != shapes.get(name, tensor.shape):
+                there = f"{[*tensor.shape]}, that of sample 0 {[*shapes[name]]}"
+                message = f"{name} of sample {number} has the shape {there}"
+                hint = f"data.pad and data.length where only lengths differ: pad: {{{name}: 0}}"
+                raise RunError(message, spec.at("data.source"), hint)
+        return sample
 
     return Samples(len(dataset), read)  # type: ignore[arg-type]
+
+
+def fill(spec: Spec, data: Dataset, name: str, tensor: Tensor, number: int) -> Tensor:
+    """A field of a sample, filled up where the spec says so."""
+    if name not in data.pad:
+        return tensor
+    try:
+        return fill_up(tensor, data.pad[name], data.length or 0)
+    except ValueError as error:
+        message = f"{name} of sample {number} {error}"
+        raise RunError(message, spec.at("data.length"), "a longer data.length") from error
 
 
 def steps_per_epoch(spec: Spec, samples: int) -> int:

@@ -28,9 +28,7 @@ planned: Mapping[str, str] = MappingProxyType(
         "model.leaf": "leave it out: every module is captured",
         "train.optimizer.capturable": "leave it out: scripts record no CUDA graph",
         "train.optimizer.differentiable": "leave it out: nothing goes back through an update",
-        "data.source=tokens": "source: text, or a Dataset that reads the tokens",
-        "train.precision=bf16": "precision: fp32",
-        "train.precision=fp16": "precision: fp32",
+        "train.precision=fp16": "precision: bf16",
     }
 )
 

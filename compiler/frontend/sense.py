@@ -14,8 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import SpecError
-from ..ir.spec import Arrays, Data, Random, RandomField, Spec, Text
+from ..ir.spec import Arrays, Data, Random, RandomField, Spec, Text, Tokens
 from .callables import check_callables
+from .data_sense import check_pad, check_tokens
 from .document import Complaint
 from .optimizers import check_optimizer
 from .schema import alternatives, flow, schema
@@ -131,7 +132,7 @@ def check_inputs(spec: Spec) -> Found:
 
 def known_fields(data: Data) -> tuple[str, ...]:
     """Names of the fields, as far as the spec tells them."""
-    if isinstance(data, Text):
+    if isinstance(data, Text | Tokens):
         return ("tokens", "labels")
     if isinstance(data, Arrays):
         return tuple(data.files) if isinstance(data.files, Mapping) else ()
@@ -182,7 +183,7 @@ def check_files(spec: Spec) -> Found:
         for path, file in named.items():
             if not (spec.folder / file).is_file():
                 yield path, f"no file {file} in the spec's folder", "files are relative to the spec"
-    elif isinstance(spec.data, Text):
+    elif isinstance(spec.data, Text | Tokens):
         for index, pattern in enumerate(spec.data.files):
             for message, hint in glob_faults(pattern, spec.folder):
                 yield f"data.files[{index}]", message, hint
@@ -234,6 +235,8 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
         check_random,
     ),
     (("data.source", "data.files"), check_files),
+    (("data.source", "data.files", "data.dtype", "data.sequence"), check_tokens),
+    (("data.source", "data.fields", "data.pad", "data.length"), check_pad),
     (
         (
             *(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import SpecError
-from ..ir.spec import Arrays, Dataset, Spec, Text
+from ..ir.spec import Arrays, Dataset, Spec, Text, Tokens
 
 
 def source_name(spec: Spec) -> str:
@@ -34,8 +34,9 @@ def model_file(spec: Spec) -> Path:
 def data_paths(spec: Spec, folder: Path) -> tuple[str, ...]:
     """The data's files as scripts in `folder` find them: relative to it, or absolute as given."""
     data = spec.data
-    if isinstance(data, Text):
-        return tuple(relative(path, spec, folder, pattern=True) for path in data.files)
+    if isinstance(data, Text | Tokens):
+        pattern = isinstance(data, Text) or not data.one_file
+        return tuple(relative(path, spec, folder, pattern=pattern) for path in data.files)
     if isinstance(data, Arrays):
         files = [data.files] if isinstance(data.files, str) else list(data.files.values())
         return tuple(relative(path, spec, folder) for path in files)

@@ -78,6 +78,7 @@ class Op:
     grad: bool = True
     """False inside torch.no_grad()."""
     autocast: str | None = None
+    """The dtype of the torch.autocast around it, `bfloat16`; dtypes of its values follow."""
     where: str = ""
     """The user's line, `gpt.py:58`."""
     statement: int = 0

@@ -77,6 +77,31 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Files of tokens, mapped into memory. Sample i of a file is `sequence` tokens from
+    i x sequence on, as the field `tokens`; `labels` are the same, one token further on. Both are
+    int64[sequence]. The samples of one file follow those of the one before; what is left of a file
+    after its last sample is not read."""
+
+    source: Literal["tokens"] = "tokens"
+    files: tuple[str, ...]
+    """Globs relative to the spec's folder, as those of Text."""
+    dtype: Literal["uint16", "uint32"]
+    """Of a token in the files, little-endian."""
+    sequence: int
+    last_batch: Literal["keep", "drop"] = "keep"
+
+    @property
+    def token_bytes(self) -> int:
+        return 2 if self.dtype == "uint16" else 4
+
+    @property
+    def one_file(self) -> bool:
+        """Whether the spec names one file, not a pattern."""
+        return len(self.files) == 1 and not set(self.files[0]) & set("*?[{")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrays:
     """Arrays whose first dimension counts the samples; each is a field."""
 
@@ -118,10 +143,16 @@ class Dataset:
     args: Mapping[str, Value] = field(default_factory=dict)
     fields: tuple[str, ...] = ()
     """Names of the elements of a sample; empty for a dataset of dicts, which names them itself."""
+    workers: int = 0
+    """Processes of each rank that read ahead."""
+    pad: Mapping[str, float] = field(default_factory=dict)
+    """Field -> what fills each sample up to `length`, along its first dimension."""
+    length: int | None = None
+    """None where no field is padded."""
     last_batch: Literal["keep", "drop"] = "keep"
 
 
-Data = Text | Arrays | Random | Dataset
+Data = Text | Tokens | Arrays | Random | Dataset
 
 
 Option = None | bool | int | float | str | tuple["Option", ...]
@@ -200,7 +231,10 @@ class Train:
     """Greatest norm of the whole model's gradient; None: not clipped."""
     clip_value: float | None = None
     """Greatest element of it, up and down; None: not clipped."""
-    precision: Literal["fp32", "fp64"] = "fp32"
+    precision: Literal["fp32", "fp64", "bf16"] = "fp32"
+    """bf16: weights, gradients and the optimizer in fp32, forward under torch.autocast."""
+    compile: bool = False
+    """Whether each stage's forward goes through torch.compile."""
     seed: int = 0
     timeout: float = 600.0
     """Seconds of any wait on another rank."""
@@ -214,7 +248,7 @@ class Device:
     memory: int
     """Bytes."""
     flops: Mapping[str, float]
-    """Precision -> dense FLOP/s; it has fp32 and fp64."""
+    """Precision -> dense FLOP/s; it has fp32, fp64 and bf16."""
     memory_bandwidth: float
     """Bytes/s."""
 

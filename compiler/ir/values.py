@@ -17,6 +17,9 @@ dtypes: Mapping[str, tuple[str, int]] = MappingProxyType(
         "int16": ("i16", 2),
         "int8": ("i8", 1),
         "uint8": ("u8", 1),
+        "uint16": ("u16", 2),
+        "uint32": ("u32", 4),
+        "uint64": ("u64", 8),
         "bool": ("bool", 1),
     }
 )

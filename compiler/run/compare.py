@@ -114,6 +114,7 @@ class Compare:
     parameters: Mapping[str, Parameter]
     """Of the graph: which names are one tensor, which are buffers, which a state dict has."""
     limit: float
+    gradient_limit: float
 
     def rows(self) -> Iterator[Row]:
         yield from self.initial()
@@ -151,7 +152,7 @@ class Compare:
         found = torch.tensor(self.reference.results[step]["loss"], dtype=torch.float64)
         expected = {"loss": torch.tensor(whole.results["loss"], dtype=torch.float64)}
         yield measure("whole", step, "loss", found, expected, self.limit)
-        limit = self.limit * min(1.0, largest(whole.gradients.values()))
+        limit = self.gradient_limit * min(1.0, largest(whole.gradients.values()))
         for name, tensor in whole.summed.items():
             yield measure("whole", step, name, tensor, whole.gradients, limit)
 
@@ -161,7 +162,7 @@ class Compare:
         The limit shrinks with the largest of the step: small gradients are no excuse for errors.
         """
         expected = self.reference.steps[step].gradients
-        limit = self.limit * min(1.0, largest(expected.values()))
+        limit = self.gradient_limit * min(1.0, largest(expected.values()))
         held = [rank.steps[step].gradients for rank in self.ranks if step < len(rank.steps)]
         for tensors in held:
             for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
 """Watch an emitted script train, without a change to it.
 
-    python -m ppc.run.observe FOLDER FORWARDS SCRIPT [ARGUMENT...]
+    python -m ppc.run.observe FOLDER FORWARDS DEVICE SCRIPT [ARGUMENT...]
 
 Runs the script as Python would and leaves FOLDER/rank<RANK>.pt, a Recording: what the rank's stage
 held before its first forward, what every optimizer step read and what it left, and what there was
@@ -12,6 +12,8 @@ FORWARDS is `all`, or for each rank, with commas between, after how many forward
 those of the steps to be seen, to stop.
 A rank that feeds itself stops before the next forward, with exit code 0. The others cannot go on
 then: an error that comes of it, when all their steps are done, ends them with exit code 0, too.
+
+DEVICE is the kind of device that the script is for: its autocast's lists apply here, too.
 """
 
 import os
@@ -33,6 +35,7 @@ from torch.optim.optimizer import (
 )
 
 from ..errors import RunError
+from ..frontend.capture.autocast import lists_of
 
 Tensors = Mapping[str, Tensor]
 
@@ -72,15 +75,20 @@ class Observer:
         self.initial: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.steps: list[Step] = []
+        self.first = register_module_forward_pre_hook(self.before_first)
 
-    def before_forward(self, module: nn.Module, _inputs: Any) -> None:
-        if self.stage is None:
-            self.stage = module
-            self.initial = state_of(module)
-        if module is self.stage:
-            if self.forwards == self.max_forwards:
-                raise EnoughSeenExit(0)
-            self.forwards, self.updated = self.forwards + 1, False
+    def before_first(self, module: nn.Module, inputs: Any) -> None:
+        """The stage is called for the first time; a hook on all modules would be compiled into it,
+        where it is compiled, so from here on there is one on the stage."""
+        self.first.remove()
+        self.stage, self.initial = module, state_of(module)
+        module.register_forward_pre_hook(self.before_forward)
+        self.before_forward(module, inputs)
+
+    def before_forward(self, _module: nn.Module, _inputs: Any) -> None:
+        if self.forwards == self.max_forwards:
+            raise EnoughSeenExit(0)
+        self.forwards, self.updated = self.forwards + 1, False
 
     def before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if any("param_names" not in group for group in optimizer.param_groups):
@@ -133,7 +141,7 @@ def observing(folder: Path, rank: int, max_forwards: int | None = None) -> Itera
     """
     observer = Observer(max_forwards)
     handles = (
-        register_module_forward_pre_hook(observer.before_forward),
+        observer.first,
         register_optimizer_step_pre_hook(observer.before_step),
         register_optimizer_step_post_hook(observer.after_step),
     )
@@ -171,23 +179,25 @@ def read(folder: Path, world_size: int) -> tuple[Recording, ...]:
     return tuple(recordings)
 
 
-def wrapper(folder: Path, max_forwards: Sequence[int] | None = None) -> tuple[str, ...]:
+def wrapper(
+    folder: Path, max_forwards: Sequence[int] | None = None, device: str = "cpu"
+) -> tuple[str, ...]:
     """The arguments that put an observer around a script, for either way to launch.
 
-    `max_forwards`: by rank.
+    `max_forwards`: by rank; `device`: the kind that the script is for.
     """
     forwards = "all" if max_forwards is None else ",".join(map(str, max_forwards))
-    return "-m", "ppc.run.observe", str(folder.absolute()), forwards
+    return "-m", "ppc.run.observe", str(folder.absolute()), forwards, device
 
 
 def main() -> None:
     """Run the script named on the command line under observation."""
-    folder, forwards, script, *arguments = sys.argv[1:]
+    folder, forwards, device, script, *arguments = sys.argv[1:]
     rank = int(os.environ["RANK"])
     max_forwards = None if forwards == "all" else int(forwards.split(",")[rank])
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).absolute().parent)
-    with observing(Path(folder), rank, max_forwards):
+    with lists_of(device), observing(Path(folder), rank, max_forwards):
         runpy.run_path(script, run_name="__main__")
 
 

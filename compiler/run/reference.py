@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RunError
-from ..frontend.capture.build import build_model, default_dtype
+from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import Binding, bind, read_fields
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import users_errors
@@ -99,7 +99,7 @@ def run_reference(
     for, those of a new model by default; `follow` is what other programs did. Raises CaptureError
     where the user's code fails, RunError where its randomness cannot be followed.
     """
-    with one_thread(), torch.random.fork_rng(devices=[]), default_dtype(spec.train.precision):
+    with one_thread(), torch.random.fork_rng(devices=[]), numerics(spec):
         model = build_model(spec)
         real = full_state(model)
         values = replay_weights(graph, spec.train.seed, saved={**real, **(saved or {})})
@@ -193,7 +193,7 @@ def accumulate(
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
             seeders[index % len(seeders)].microbatch(spec.train.seed, step, index),
         ):
-            return training(*batch)  # type: ignore[no-any-return]
+            return training.run(*batch)
 
     totals: dict[str, float] = {}
     for start in range(0, len(parts), len(replicas.trainings)):

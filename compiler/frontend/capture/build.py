@@ -14,13 +14,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ...errors import CaptureError, Location
 from ...ir.graph import Recipe
 from ...ir.spec import Spec
+from .autocast import lists_of
 from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
 from .recipe import assign_seeds, zeros
 from .record import Recorder
 from .sharing import find_shared
 from .user import call, first_line
 
-dtypes = {"fp32": torch.float32, "fp64": torch.float64}
+dtypes = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
+"""Of weights and of the data's floats, by precision."""
 
 
 @torch.library.custom_op("ppc::trunc_normal_", mutates_args=("tensor",))
@@ -51,13 +53,23 @@ def record_trunc_normal(
 
 @contextmanager
 def default_dtype(precision: str) -> Iterator[None]:
-    """New floating-point tensors get the spec's precision."""
+    """New floating-point tensors get the precision's dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtypes[precision])
     try:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def numerics(spec: Spec) -> Iterator[None]:
+    """Compute as the spec's scripts do on its devices: new tensors get the precision's dtype, and
+    autocast follows the lists of the kind of device."""
+    autocasts = spec.train.precision == "bf16"
+    kind = spec.cluster.device.kind if autocasts else "cpu"
+    with default_dtype(spec.train.precision), lists_of(kind):
+        yield
 
 
 @dataclass(frozen=True)

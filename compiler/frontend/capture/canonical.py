@@ -11,7 +11,7 @@ from ...ir.graph import Arg, CallId, Items, Op, Ref, State, TensorMeta
 from .arguments import to_arg
 from .convert import Raw
 from .export import RawCall
-from .private import functional_form
+from .private import functional_form, is_autocast
 from .record import max_inline_elements
 from .rewrite import with_sizes
 
@@ -190,7 +190,7 @@ def make_functional(ops: Sequence[Op], raw: Raw) -> list[Op]:
             and not others
             and written in made - views
             and written not in viewed
-            and same_dtype(op, raw.values)
+            and same_dtype(replace(op, target=target), raw.values)
         ):
             result.append(replace(op, target=target, mutates=(), views=()))
         else:
@@ -200,9 +200,18 @@ def make_functional(ops: Sequence[Op], raw: Raw) -> list[Op]:
 
 
 def same_dtype(op: Op, values: Mapping[str, TensorMeta]) -> bool:
-    """Whether no operand would lift the functional result to another dtype."""
+    """Whether no operand would lift the functional result to another dtype, and no autocast, which
+    leaves alone what is in place."""
     dtype = values[op.outputs[0]].dtype
-    return all(values[str(ref)].dtype == dtype for ref in op.operands if str(ref) in values)
+    operands = [values[str(ref)].dtype for ref in op.operands if str(ref) in values]
+    if op.autocast:
+        return not is_autocast(op.target) and all(fits(other, dtype) for other in operands)
+    return all(other == dtype for other in operands)
+
+
+def fits(operand: str, dtype: str) -> bool:
+    """Whether an operand leaves a result's dtype as it is: bfloat16 beside float32 does."""
+    return operand == dtype or (operand, dtype) == ("bfloat16", "float32")
 
 
 def move_buffer_updates(raw: Raw) -> list[Op]:

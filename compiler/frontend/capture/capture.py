@@ -11,7 +11,7 @@ from ...ir.spec import Spec
 from .assemble import assemble
 from .batch import Generaliser, batch_sizes, refuse_coupled
 from .borrowed import dissolve_borrowers
-from .build import Built, build_fake, default_dtype, plain_tensors
+from .build import Built, build_fake, numerics, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter, Raw
 from .export import export
@@ -31,7 +31,7 @@ def capture(spec: Spec) -> Graph:
     """
     forget()
     fields = read_fields(spec)
-    with default_dtype(spec.train.precision):
+    with numerics(spec):
         built = build_fake(spec)
         binding = bind(spec, built.model, fields)
         training = make_training(spec, built.model, binding)

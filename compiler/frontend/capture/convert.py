@@ -21,6 +21,9 @@ from .schema import draws, dropped, given_positionals, is_default, running_stati
 from .statements import frames, users_frame
 from .user import location
 
+recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+"""Each kind of device, and each CPU, runs these in a way of its own."""
+
 
 @dataclass
 class Raw:
@@ -186,6 +189,12 @@ class Converter:
                 + "; experts: experts_implementation='batched_mm' in the model's config"
                 * ("grouped_mm" in str(target)),
             )
+        if self.traced.autocast and target._schema.name in recurrent:
+            raise CaptureError(
+                f"what dtype {target} gives under autocast hangs on the machine",
+                users_location(node),
+                "precision: fp32",
+            )
         if any(map(is_dynamic, tree_leaves(node.meta.get("val")))):
             raise needs_values(users_location(node))
         out = node.kwargs.get("out")
@@ -218,6 +227,7 @@ class Converter:
             views=self.aliased(node, write=False),
             random=draws(target, node.args, node.kwargs),
             grad=grad,
+            autocast=self.traced.autocast,
             where=f"{frame.file}:{frame.line}" if frame else "",
             statement=number,
             at_default=frozenset(

@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import PackedSequence
 from ...errors import CaptureError, Location
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
+from .autocast import autocast
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .private import (
@@ -57,6 +58,8 @@ class Traced:
     checkpoints: Regions
     keys: Mapping[CallId, CallId]
     """A call as nodes have it, by any path of its module -> its key in `calls`."""
+    autocast: str | None = None
+    """The dtype of the torch.autocast that it was traced under."""
 
 
 def export(
@@ -74,7 +77,7 @@ def export(
 
     def again() -> None:
         with built.mode:
-            training(*inputs)
+            training.run(*inputs)
 
     with (
         refuse_python_state(training, again),
@@ -85,9 +88,10 @@ def export(
         quiet(),
         users_errors(training.where, "the model cannot be captured"),
         plain_words(),
+        autocast(training.autocast),  # export sees operations above it: no cast is traced
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls, assigned, regions, keys)
+    return Traced(program, calls, assigned, regions, keys, training.autocast)
 
 
 @contextmanager

@@ -12,9 +12,11 @@ from torch import nn
 
 from ...errors import CaptureError, Location
 from ...ir.graph import TensorMeta
-from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text
+from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text, Tokens
+from ...ir.values import dtypes
 from .arguments import dtype_name
 from .loss import arguments, find_loss
+from .padding import check_padding, fill_up
 from .user import call, first_line, users_errors
 
 
@@ -38,7 +40,7 @@ class Binding:
 
 def read_fields(spec: Spec) -> dict[str, TensorMeta]:
     """Shape and dtype of one sample's fields. Floats have the spec's precision."""
-    if isinstance(spec.data, Text):
+    if isinstance(spec.data, Text | Tokens):
         tokens = TensorMeta((spec.data.sequence,), "int64")
         return {"tokens": tokens, "labels": tokens}
     if isinstance(spec.data, Random):
@@ -50,7 +52,7 @@ def read_fields(spec: Spec) -> dict[str, TensorMeta]:
         }
     else:
         fields = read_sample(spec, spec.data)
-    floats = {"fp32": "float32", "fp64": "float64"}[spec.train.precision]
+    floats = "float64" if spec.train.precision == "fp64" else "float32"
     return {
         name: TensorMeta(meta.shape, floats if is_float(meta.dtype) else meta.dtype)
         for name, meta in fields.items()
@@ -76,8 +78,19 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
         metas = {}
         for name, path in data.files.items():
             with reading(path, spec.at(f"data.files.{name}")):
-                metas[name] = torch.as_tensor(np.load(spec.folder / path, mmap_mode="c"))
-    counts = {name: tensor.shape[0] if tensor.dim() else 0 for name, tensor in metas.items()}
+                array = np.load(spec.folder / path, mmap_mode="c")
+                if not array.dtype.isnative:
+                    little = array.dtype.newbyteorder("<").str
+                    raise ValueError(f"its numbers are big-endian, {array.dtype.str}, not {little}")
+                metas[name] = torch.as_tensor(array)
+    for name, tensor in metas.items():
+        if tensor.dim() == 0:
+            message = f"{name} is one number; an array's first dimension counts the samples"
+            raise CaptureError(message, spec.at("data.files"))
+        if dtype_name(tensor.dtype) not in dtypes:
+            message = f"{name} has the dtype {dtype_name(tensor.dtype)}, which scripts do not read"
+            raise CaptureError(message, spec.at("data.files"))
+    counts = {name: tensor.shape[0] for name, tensor in metas.items()}
     if len(set(counts.values())) != 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise CaptureError(
@@ -108,13 +121,17 @@ def make_dataset(data: Dataset, spec: Spec) -> object:
 
 
 def read_sample(spec: Spec, data: Dataset) -> dict[str, TensorMeta]:
-    """The fields of a dataset, from its first sample."""
-    sample = first_sample(spec, data)
+    """The fields of a dataset, from its first sample, filled up where the spec says so."""
+    where, sample = spec.at("data.source"), first_sample(spec, data)
     keys = sample_keys(data, sample)
     tensors = {
         name: torch.as_tensor(sample if key is None else sample[key])  # type: ignore[index]
         for name, key in keys.items()
     }
+    check_padding(spec, data, tensors)
+    for name, value in data.pad.items():
+        with users_errors(where, f"{data.source}: {name} of sample 0"):
+            tensors[name] = fill_up(tensors[name], value, data.length or 0)
     return {name: TensorMeta(tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()}
 
 

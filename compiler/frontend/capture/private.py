@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -236,6 +237,41 @@ def functional_form(target: str) -> str | None:
     overloads = packet.overloads() if packet is not None else ()
     found = (getattr(packet, other) for other in sorted(overloads, key=overload.__ne__))
     return next((str(function) for function in found if signature(function) == wanted), None)
+
+
+def is_autocast(target: str) -> bool:
+    """Whether autocast, on some device, chooses the dtype that an operation computes in."""
+    namespace, name, overload = target.split(".")
+    qualified = f"{namespace}::{name}" + f".{overload}" * (overload != "default")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(qualified, key) for key in ("AutocastCPU", "AutocastCUDA"))
+
+
+@cache
+def autocast_differences() -> tuple[tuple[str, str, bool], ...]:
+    """(name, overload, whether only the CPU's has it) of the operations whose dtype one of two
+    autocasts chooses, that of CPUs or that of GPUs."""
+    found = []
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, _, name = schema.name.partition("::")
+        overload = schema.overload_name
+        if namespace != "aten" or not hasattr(torch.ops.aten, name):
+            continue
+        qualified = f"{schema.name}.{overload}" if overload else schema.name
+        try:
+            on_cpu, on_gpu = (has_kernel(qualified, f"Autocast{k}") for k in ("CPU", "CUDA"))
+        except RuntimeError:  # TorchScript's own: no operator
+            continue
+        if on_cpu != on_gpu or (on_gpu and name == "grid_sampler"):
+            found.append((name, overload or "default", not on_gpu))
+    return tuple(found)
+
+
+def below_autocast() -> AbstractContextManager[object]:
+    """No autocast, without a trace of it in what is traced."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    return torch._C._ExcludeDispatchKeyGuard(keys)
 
 
 def signature(function: torch._ops.OpOverload) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from ...errors import CaptureError, Complaints, PlanError
 from ...ir.graph import Amount, CallId, Graph, Layer, Op, Ref, references
 from ...ir.spec import Spec
 from .batch import batch_sizes
-from .build import default_dtype
+from .build import numerics
 from .canonical import storages
 from .fields import read_fields
 from .measure import measure_again
@@ -41,7 +41,7 @@ def recompute(spec: Spec, graph: Graph) -> Graph:
     refuse_writes(graph, inside)
     refuse_written_arguments(graph, around)
     sizes = batch_sizes(read_fields(spec))
-    with default_dtype(spec.train.precision):
+    with numerics(spec):
         inner = {name: call for name, call in around.items() if call}
         ops, own = measure_again(graph, inner, given(graph, again), sizes)
     layers = tuple(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Arg, Device, Dim, Items, Op, Recipe, Ref, State, TorchConstant
+from .autocast import autocast
 
 block_elements = 2**20
 """Random tensors are filled by blocks of this size, each with a seed of its own: whoever holds a
@@ -43,7 +44,8 @@ def run_op(op: Op, lookup: Callable[[Ref | State], object], batch: int = 0) -> o
     kwargs = {key: value(a, lookup, batch) for key, a in op.kwargs}
     if op.target == "ppc.tensor.default":
         return torch.tensor(*args, **kwargs)  # type: ignore[arg-type]
-    return function(op.target)(*args, **kwargs)
+    with autocast(op.autocast):
+        return function(op.target)(*args, **kwargs)
 
 
 def replay(recipe: Recipe, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ...errors import Location
 from ...ir.spec import Spec
+from .autocast import autocast
 from .fields import Binding
 from .loss import Loss, find_loss, take_apart
 from .private import checkpoints_plain, is_fake, masks_unread
@@ -25,11 +26,14 @@ class Training(nn.Module):
         loss: Loss,
         binding: Binding,
         where: Location | None,
+        autocast: str | None = None,
     ) -> None:
         super().__init__()
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around what a checkpoint of the model's own calls."""
         self.model, self.loss, self.binding, self.where = model, loss, binding, where
+        self.autocast = autocast
+        """The dtype that forward is to run under."""
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
@@ -43,10 +47,17 @@ class Training(nn.Module):
         self.names = tuple(results)
         return tuple(results.values())
 
+    def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The same, in the spec's precision."""
+        with autocast(self.autocast):
+            results: tuple[torch.Tensor, ...] = self(*values)
+        return results
+
 
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
     """Put the spec's loss behind the model."""
-    return Training(model, find_loss(spec), binding, spec.at("model.loss"))
+    dtype = "bfloat16" if spec.train.precision == "bf16" else None
+    return Training(model, find_loss(spec), binding, spec.at("model.loss"), dtype)
 
 
 @contextmanager

@@ -138,6 +138,8 @@ def known_remedy(error: BaseException) -> str | None:
     text = str(error)
     if "more than 1 value per channel" in text:
         return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
+    if "index out of range in self" in text:
+        return "an embedding with more rows, or smaller numbers in the data"
     if "Double" in text and torch.get_default_dtype() is torch.float64:
         return (
             "precision fp64 made parameters and data float64: let forward take a dtype from them, "

@@ -1,0 +1,90 @@
+"""Forward under torch.autocast, as on the spec's kind of device.
+
+Which operations autocast runs in which dtype is a matter of the device: layer_norm gives float32 on
+a GPU, and bfloat16 on a CPU, if it is given that. The dtypes of a graph are those of the device
+that the scripts are for; but capture, checks and proofs run on the CPU. So while they do, the CPU's
+autocast follows the GPU's lists (https://docs.pytorch.org/docs/stable/amp.html, "Autocast Op
+Reference"; aten/src/ATen/autocast_mode.h).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .private import autocast_differences, below_autocast
+
+in_bfloat16 = frozenset(
+    ("_convolution", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
+     "_thnn_fused_lstm_cell", "addmv", "addr", "chain_matmul", "convolution", "cudnn_convolution",
+     "cudnn_convolution_transpose", "einsum", "gru_cell", "linalg_multi_dot", "lstm_cell", "mv",
+     "rnn_relu_cell", "rnn_tanh_cell")
+)  # fmt: skip
+in_the_widest = frozenset(
+    ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "grid_sampler", "index_put",
+     "scatter_add", "tensordot", "vdot")
+)  # fmt: skip
+"""They take operands of one dtype: the widest of what they are given."""
+with_dtype = frozenset(
+    ("cumprod", "cumsum", "linalg_matrix_norm", "linalg_vector_norm", "log_softmax", "softmax",
+     "sum")
+)  # fmt: skip
+"""They have a dtype as an argument: float32 where the user gives none."""
+installed: list[str] = []
+"""The kind of device whose lists are in force, innermost last."""
+
+
+def autocast(dtype: str | None) -> AbstractContextManager[object]:
+    """torch.autocast as scripts have it; None: off. A cast weight is not kept for its next use:
+    gradients of all uses then add up in float32, whether one stage has them or several do."""
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast("cpu", getattr(torch, dtype), cache_enabled=False)
+
+
+@contextmanager
+def lists_of(kind: str) -> Iterator[None]:
+    """Let the CPU's autocast choose dtypes as that of another kind of device does."""
+    if kind == "cpu" or installed:
+        yield
+        return
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    installed.append(kind)
+    try:
+        for name, overload, only_cpu in autocast_differences():
+            kernel = torch.library.fallthrough_kernel if only_cpu else make_kernel(name, overload)
+            qualified = name + f".{overload}" * (overload != "default")
+            library.impl(qualified, kernel, "AutocastCPU")
+        yield
+    finally:
+        installed.pop()
+        library._destroy()
+
+
+def make_kernel(name: str, overload: str) -> Callable[..., object]:
+    """What the GPU's autocast does to the operands of one operation."""
+    function = getattr(getattr(torch.ops.aten, name), overload)
+    names = [argument.name for argument in function._schema.arguments]
+
+    def kernel(*args: Any, **kwargs: Any) -> object:
+        floats = [t for t in tree_leaves((args, kwargs)) if is_cast(t)]
+        with below_autocast():
+            if name in with_dtype and "dtype" in names:
+                given = dict(zip(names, args, strict=False)) | kwargs
+                if is_cast(args[0]) and given.get("dtype") is None:
+                    given["dtype"] = torch.float32
+                return function(**given)
+            wide = any(t.dtype == torch.float32 for t in floats) or name not in in_the_widest
+            dtype = torch.bfloat16 if name in in_bfloat16 or not wide else torch.float32
+            args, kwargs = tree_map(lambda t: t.to(dtype) if is_cast(t) else t, (args, kwargs))
+            return function(*args, **kwargs)
+
+    return kernel
+
+
+def is_cast(value: object) -> bool:
+    """Whether autocast casts it."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64

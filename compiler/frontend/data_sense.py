@@ -1,0 +1,58 @@
+"""What a spec says of its data that no schema can refuse, beyond whether files are there."""
+
+import difflib
+import glob
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..ir.spec import Dataset, Spec, Tokens
+
+Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
+
+
+def check_tokens(spec: Spec) -> Found:
+    """Each file holds whole tokens, and enough of them for a sample and the token after it."""
+    if not isinstance(spec.data, Tokens):
+        return
+    data, width = spec.data, spec.data.token_bytes
+    for name, size in token_files(data, spec.folder):
+        if size % width:
+            message = f"{name} has {size} bytes, no whole number of {data.dtype} tokens"
+            hint = f"a file of {data.dtype} and nothing else, as numpy's tofile writes it"
+            yield "data.files", message, hint
+        elif size < width * (data.sequence + 1):
+            message = f"{name} has {size // width} tokens; a sample and its labels need"
+            hint = f"sequence: {size // width - 1} or less" if size > width else "leave it out"
+            yield "data.files", f"{message} {data.sequence + 1}", hint
+
+
+def token_files(data: Tokens, folder: Path) -> Iterator[tuple[str, int]]:
+    """Every file and its size in bytes, in the order of their samples."""
+    stdlib = glob.escape(sysconfig.get_path("stdlib"))
+    for pattern in data.files:
+        if data.one_file:
+            found = [pattern]
+        else:  # glob's own rules, as in the scripts
+            spelled = pattern.replace("{stdlib}", stdlib)
+            found = sorted(glob.glob(spelled, root_dir=folder, recursive=True))  # noqa: PTH207
+        for name in found:
+            if (folder / name).is_file():
+                yield name, (folder / name).stat().st_size
+
+
+def check_pad(spec: Spec) -> Found:
+    """`pad` and `length` go together, and what is padded is a field."""
+    if not isinstance(spec.data, Dataset):
+        return
+    pad, length, fields = spec.data.pad, spec.data.length, spec.data.fields
+    if pad and length is None:
+        yield "data.pad", "data.pad needs data.length, what to fill up to", "length: 128"
+    elif length is not None and not pad:
+        message = "data.length is that of padded fields; data.pad names none"
+        yield "data.length", message, f"pad: {{{fields[0] if fields else 'tokens'}: 0}}"
+    for name in pad:
+        if fields and name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"its fields are {', '.join(fields)}"
+            yield f"data.pad.{name}", f"the data has no field {name!r}", hint
