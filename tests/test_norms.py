@@ -173,7 +173,7 @@ def test_the_text_is_checked_as_the_only_replica(tmp_path, monkeypatch):
     unit = job.units[:1]
     with pytest.raises(InternalError, match="running_var differs"):
         check_text(spec, job.graph, unit, [script.replace("count / (count - 1)", "1")], 4)
-    monkeypatch.setattr("ppc.check.text.is_small", lambda *_: False)
+    monkeypatch.setattr("ppc.check.text.is_comparable", lambda *_: False)
     check_text(spec, job.graph, unit, [script], 4)
     with pytest.raises(InternalError, match="batch_norm"):
         check_text(spec, job.graph, unit, [script.replace("eps=0.1", "eps=0.2")], 4)

@@ -177,9 +177,8 @@ def accumulate(
 
     Microbatch i is replica i mod replicas': its batch norms' running statistics are that one's.
     """
-    numbers = samples_of_step(spec, samples.count, step)
     epoch, _ = epoch_of_step(spec, samples.count, step)
-    parts = microbatches(numbers, count)
+    parts = microbatches(samples_of_step(spec, samples.count, step), count)
     binding = replicas.trainings[0].binding
     shares = shares_of(spec, binding, samples, parts, epoch)
     if not shares:
@@ -200,9 +199,9 @@ def accumulate(
         group = range(len(parts))[start : start + len(replicas.trainings)]
         results = replicas.run([partial(forward, index) for index in group])
         go_back([shares[index] for index in group], [result[0] for result in results])
-        names = replicas.trainings[0].names  # known when forward has run
         for index, values in zip(group, results, strict=True):
-            for name, value in zip(names, values, strict=True) if shares[index] else ():
+            named = zip(replicas.trainings[0].names, values, strict=True)
+            for name, value in named if shares[index] else ():
                 totals[name] = totals.get(name, 0.0) + shares[index] * float(value.detach())
     replicas.enter(0)
     return totals

@@ -123,12 +123,8 @@ def is_separable(spec: Spec, graph: Graph) -> bool:
     count = spec.parallel.microbatches * spec.parallel.data
     sizes = [len(part) for part in microbatches(range(batch), count)]
     alone = not any(op.random or set(op.mutates) & graph.canonical.keys() for op in graph.ops)
-    return (
-        alone
-        and not counting_norms(graph)
-        and is_small(graph, batch)
-        and not check_mean(spec, graph, sizes)
-    )
+    alone = alone and not counting_norms(graph)
+    return alone and is_small(graph, batch) and not check_mean(spec, graph, sizes)
 
 
 def limits(train: Train) -> dict[str, float]:
