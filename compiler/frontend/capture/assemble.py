@@ -26,13 +26,14 @@ from ...ir.graph import (
 from ...ir.spec import Dataset, Spec
 from .arguments import dtype_name
 from .build import Built, build_model, state_tensors
-from .canonical import storages, substitute
+from .canonical import storages
 from .convert import Raw
 from .export import RawCall
 from .fields import first_sample, sample_keys
 from .leaf import constructor
 from .loss import output_name, returned_loss
 from .measure import measure
+from .rewrite import substitute
 from .training import Training
 from .user import location
 from .weight import weight_fields
