@@ -136,7 +136,7 @@ class Compare:
         yield from self.missing("initial", None, held, self.persistent())
 
     def results(self, step: int) -> Iterator[Row]:
-        """The loss and the metrics."""
+        """The loss, the metrics, and the norm: steps that clip hide the size of gradients."""
         row = self.logged[step] if step < len(self.logged) else {}
         for name, value in self.reference.results[step].items():
             kind: Kind = "loss" if name == "loss" else "metric"
@@ -145,7 +145,8 @@ class Compare:
                 continue
             found = torch.tensor(row[name], dtype=torch.float64)
             expected = torch.tensor(value, dtype=torch.float64)
-            yield measure(kind, step, name, found, {name: expected}, self.limit)
+            limit = self.gradient_limit if name == "gradient_norm" else self.limit
+            yield measure(kind, step, name, found, {name: expected}, limit)
 
     def at_once(self, step: int, whole: Whole) -> Iterator[Row]:
         """The batch in one go gives what its microbatches give; a metric may be no mean."""

@@ -11,13 +11,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from .. import pipeline
 from ..analysis.memory import reruns
@@ -25,7 +22,6 @@ from ..check.mean import check_mean
 from ..check.outcome import is_small
 from ..emit.write import write
 from ..errors import RunError
-from ..frontend.capture.build import build_model
 from ..frontend.capture.capture import capture
 from ..frontend.load import load
 from ..frontend.samples import microbatches, read_samples, samples_of_step, total_steps
@@ -33,10 +29,11 @@ from ..ir.graph import Graph
 from ..ir.spec import Spec, Train
 from ..passes.segment import segment
 from . import observe
-from .compare import Compare, Comparison, Row, measure, worst
+from .compare import Compare, Comparison, Row, worst
 from .launch import ForkServer, run_forked, run_torchrun
 from .observe import Recording
 from .reference import Followed, Trace, run_reference
+from .saved import check_saved, read_saved
 
 EXACT = 1e-10
 """In float64, the two trainings side by side. Measured on specs/, 3 steps: below 1e-14."""
@@ -111,7 +108,7 @@ def verify(
             replicas=replicas,
             **limits(job.spec.train),
         ).rows()
-        written = () if job.max_forwards else check_saved(job, ranks, graph)
+        written = () if job.max_forwards else check_saved(job.spec, job.folder, ranks, graph)
         return Comparison(worst([*check_recipes(graph, reference), *rows, *written]))
 
 
@@ -243,17 +240,6 @@ def run(
     return observe.read(recordings, world_size)
 
 
-def read_saved(folder: Path) -> dict[str, Tensor]:
-    """The first values that no recipe gives, as they lie beside the scripts."""
-    path = folder / "weights.safetensors"
-    if not path.exists():
-        return {}
-    from safetensors.torch import load_file
-
-    found: dict[str, Tensor] = load_file(path)
-    return found
-
-
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """What the scripts logged, a line each step."""
     path = folder / "metrics.jsonl"
@@ -266,38 +252,3 @@ def check_recipes(graph: Graph, reference: Trace) -> Iterator[Row]:
     for fqn in graph.parameters:
         note = reference.untrue.get(fqn, "")
         yield Row("recipe", None, fqn, None if note else 0.0, 0.0, note)
-
-
-def check_saved(job: Job, ranks: Sequence[Recording], graph: Graph) -> Iterator[Row]:
-    """Whether the saved weights are those after the last step, and the user's model takes them."""
-    canonical = {n: p.fqn for p in graph.parameters.values() for n in (p.fqn, *p.aliases)}
-    last: dict[str, Tensor] = {}
-    for rank in ranks[:: job.spec.parallel.data]:
-        state = rank.steps[-1].state if rank.steps else rank.final
-        last |= {canonical.get(name, name): tensor for name, tensor in state.items()}
-    union: dict[str, Tensor] = {}
-    for rank in ranks:
-        if rank.rank % job.spec.parallel.data:
-            continue  # replica 0 saves
-        path = job.folder / f"weights-rank{rank.rank}.pt"
-        if not path.exists():
-            yield Row("saved", None, path.name, None, 0.0, "not written")
-            continue
-        for name, tensor in torch.load(path, weights_only=True, map_location="cpu").items():
-            fqn = canonical.get(name, name)
-            expected = {name: last[fqn]} if fqn in last else {}
-            yield measure("saved", None, name, tensor, expected, 0.0)
-            union[name] = tensor
-    yield load_strictly(job.spec, union)
-
-
-def load_strictly(spec: Spec, weights: Mapping[str, Tensor]) -> Row:
-    """Whether the user's model takes just these."""
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(spec)
-    try:
-        model.load_state_dict(weights, strict=True)
-    except RuntimeError as error:
-        words = " ".join(str(error).split())
-        return Row("saved", None, "all", None, 0.0, words)
-    return Row("saved", None, "all", 0.0, 0.0)

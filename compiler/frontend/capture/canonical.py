@@ -7,16 +7,13 @@ The order matters: identities first, so that the rest sees what is really read a
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...ir.graph import Arg, CallId, Items, Op, Ref, State, TensorMeta
+from ...ir.graph import Arg, CallId, Op, Ref, State, TensorMeta
 from .arguments import to_arg
-from .convert import Raw
-from .export import RawCall
 from .private import functional_form, is_autocast
+from .raw import Raw
 from .record import max_inline_elements
 from .rewrite import with_sizes
-
-Known = dict[str, Arg]
-"""Value that is gone -> what stands for it."""
+from .substitute import Known, rewrite, substitute, substitute_call
 
 
 def canonicalise(raw: Raw) -> Raw:
@@ -269,34 +266,3 @@ def drop_dead(ops: Sequence[Op], output: Arg) -> list[Op]:
         replace(op, outputs=tuple(name if name in live else "" for name in op.outputs))
         for op in reversed(kept)
     ]
-
-
-def rewrite(op: Op, known: Mapping[str, Arg]) -> Op:
-    """The op with what is gone replaced."""
-    if not any(str(ref) in known for ref in op.operands) and not any(
-        name in known for name in (*op.views, *op.mutates)
-    ):
-        return op
-    return replace(
-        op,
-        args=tuple(substitute(a, known) for a in op.args),
-        kwargs=tuple((key, substitute(a, known)) for key, a in op.kwargs),
-        views=tuple(str(known.get(name, name)) for name in op.views),
-        mutates=tuple(str(known.get(name, name)) for name in op.mutates),
-    )
-
-
-def substitute(argument: Arg, known: Mapping[str, Arg]) -> Arg:
-    """An argument with what is gone replaced."""
-    if isinstance(argument, Ref):
-        return known.get(argument.name, argument)
-    if isinstance(argument, tuple):
-        return tuple(substitute(item, known) for item in argument)
-    if isinstance(argument, Items):
-        return Items(tuple((key, substitute(item, known)) for key, item in argument.items))
-    return argument
-
-
-def substitute_call(call: RawCall, known: Mapping[str, Arg]) -> RawCall:
-    arguments = tuple((name, substitute(value, known)) for name, value in call.arguments)
-    return RawCall(arguments, call.positional, substitute(call.output, known))
