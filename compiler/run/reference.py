@@ -70,8 +70,8 @@ class Trace:
     initial: Tensors
     """Parameters, buffers and plain tensors before the first step."""
     results: tuple[Mapping[str, float], ...]
-    """Of each step, by name: the loss and the metrics, means as the spec weighs them, and the norm of
-    the gradients before it clips them."""
+    """Of each step, by name: the loss and the metrics, means as the spec weighs them, and, where it
+    clips, the norm of the gradients before that."""
     steps: tuple[Step, ...]
     """Gradients as the optimizer reads them, and all tensors after it, the buffers replica 0's."""
     buffers: tuple[tuple[Tensors, ...], ...]
