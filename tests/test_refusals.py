@@ -64,28 +64,6 @@ def test_hooks_of_the_factory(init, owner, tmp_path):
         capture(make_spec(tmp_path, net(init=init)))
 
 
-checkpoints = {
-    "function": "torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)",
-    "by name": "checkpoint(self.a, x, use_reentrant=False)",
-    "by another name": "again(self.a, x, use_reentrant=False)",
-    "reentrant": "again(self.a, x, use_reentrant=True)",
-    "sequential": "in_pieces(self.s, 2, x, use_reentrant=False)",
-}
-
-
-@pytest.mark.parametrize("call", checkpoints.values(), ids=checkpoints)
-def test_checkpoint(call, tmp_path):
-    before = """
-import torch.utils.checkpoint
-from torch.utils.checkpoint import checkpoint, checkpoint as again
-from torch.utils.checkpoint import checkpoint_sequential as in_pieces
-"""
-    init = "self.s = nn.Sequential(nn.Linear(5, 5), self.a)"
-    message, line = refusal(tmp_path, net(f"h = {call}\nreturn self.b(h)", init, before=before))
-    assert message.startswith("capture would lose this torch.utils.checkpoint")
-    assert line == f"h = {call}"
-
-
 def test_what_was_patched_is_as_before(tmp_path):
     before = (
         "apply" in vars(torch.autograd.function._SingleLevelFunction),
