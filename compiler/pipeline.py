@@ -18,6 +18,7 @@ from .analysis.invariants.unit import verify_units
 from .analysis.predict import predict, step_s
 from .check.capture import check_capture, microbatch_sizes
 from .check.mean import check_mean
+from .check.norms import check_norms, seen_together
 from .check.text import check_text
 from .check.update import check_update
 from .emit.boundary import name_boundary
@@ -70,7 +71,7 @@ def compile(
     first = job.plan.pipelines()[0]  # replicas run the same stages
     scripts = [str(files[rank].text) for rank in first]
     units = tuple(unit for unit in job.units if unit.rank in first)
-    check_text(spec, job.graph, units, scripts, *microbatch_sizes(spec, job.plan))
+    check_text(spec, job.graph, units, scripts, *microbatch_sizes(spec, job.plan, job.graph))
     return files
 
 
@@ -87,9 +88,10 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     graph = checked("recompute", recompute(spec, graph), verify_graph)
     costs = price(graph, spec)
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
+    check_norms(spec, graph, plan)
     check_update(spec, graph, plan)
     check_capture(spec, graph, plan)
-    told = check_mean(spec, graph, plan.sizes(plan.global_batch))
+    told = check_mean(spec, graph, seen_together(plan))
     graph = replace(graph, messages=graph.messages + told)
     observe("check", graph)
     units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))

@@ -21,6 +21,7 @@ from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import location, model_folder, users_errors
 from ..frontend.samples import read_samples
 from ..ir.graph import Graph, Parameter
+from ..ir.norms import counting_norms, values_per_channel
 from ..ir.plan import Plan
 from ..ir.spec import Random, Spec
 from .listing import Listing, constant_name, first_difference, list_operations
@@ -61,7 +62,7 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
 
     Raises CaptureError where they differ.
     """
-    sizes = microbatch_sizes(spec, plan)
+    sizes = microbatch_sizes(spec, plan, graph)
     with numerics(spec):
         by_numbers = all(is_comparable(graph, size) for size in sizes)
         compare = compare_numbers if by_numbers else compare_listings
@@ -74,13 +75,15 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
         raise CaptureError(f"the captured graph is not the model: {fault.what}", where, report)
 
 
-def microbatch_sizes(spec: Spec, plan: Plan) -> tuple[int, ...]:
-    """The largest and the smallest that a training can have."""
+def microbatch_sizes(spec: Spec, plan: Plan, graph: Graph) -> tuple[int, ...]:
+    """The largest and the smallest that a training can have, and batch norms can see."""
     counts = [spec.train.global_batch]
     if spec.data.last_batch == "keep":
         left = spec.data.samples % counts[0] if isinstance(spec.data, Random) else 1
         counts += [left] if left else []
-    sizes = {size for count in counts for size in plan.sizes(count) if size}
+    norms = counting_norms(graph)
+    least = 2 if any(values_per_channel(graph, op, 1) == 1 for op in norms) else 1
+    sizes = {max(size, least) for count in counts for size in plan.sizes(count) if size}
     return tuple(sorted({max(sizes), min(sizes)}, reverse=True))
 
 

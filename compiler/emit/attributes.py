@@ -158,6 +158,7 @@ positional_names: Mapping[str, tuple[str, ...]] = {
     **{f"nn.Conv{d}d": ("in_channels", "out_channels", "kernel_size") for d in (1, 2, 3)},
     **{f"nn.ConvTranspose{d}d": ("in_channels", "out_channels", "kernel_size") for d in (1, 2, 3)},
     **{f"nn.BatchNorm{d}d": ("num_features",) for d in (1, 2, 3)},
+    **{f"SyncBatchNorm{d}d": ("num_features",) for d in (1, 2, 3)},
     **{f"nn.{name}": ("input_size", "hidden_size") for name in ("LSTM", "GRU", "RNN")},
 }
 """Names for numbers that become arguments of a class."""

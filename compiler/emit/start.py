@@ -11,6 +11,7 @@ from .expression import quote
 from .job import Job, dtypes
 from .layout import width, wrap
 from .messages import is_general, message_shape, variable
+from .norms import norm_group_lines
 from .optimizer import optimizer_lines
 from .recompute import recompute_lines
 from .reducer import padded, reduced_parameters, reduction
@@ -86,6 +87,7 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
         yield from check_lines()
     if program.groups:
         yield from group_lines(program)
+    yield from norm_group_lines(program)
     if reduces:
         yield from wrap(f"reducer = Reducer({reduced_parameters(job, unit)})", 0)
     yield from grad_lines(job, unit)

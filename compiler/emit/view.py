@@ -16,10 +16,11 @@ from .data import view_data
 from .describe import describe_rank, paragraph
 from .job import Job, dtypes
 from .layout import wrap
-from .lift import lift
+from .lift import Lifted, lift
 from .loop import loop_lines, view_log
 from .mean import weigh_lines
 from .messages import is_general
+from .norms import view_norms, with_synced
 from .optimizer import view_clip, view_course
 from .recompute import view_recompute
 from .reducer import view_reducer, view_replica
@@ -31,9 +32,9 @@ from .weights import spell_weights
 def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """The values for rank.py.j2, all but the imports and the compilation's name."""
     spec, plan = job.spec, job.plan
-    lifted = lift(job.graph, unit, job.hints, job.boundary, dtypes[spec.train.precision])
+    lifted = lift_stage(job, unit)
     data = view_data(spec, plan, unit, job.paths)
-    again = view_recompute(job, program, unit)
+    again = view_again(job, program, unit)
     steps = StepWriter(
         plan, program, job.longer[program.rank], unit, job.boundary, lifted.results,
         seeds=bool(unit.seeds), norms=bool(again["norms"]) and program.rerun,
@@ -78,6 +79,26 @@ def registering(graph: Graph, unit: Unit) -> list[str]:
         f"import {module}  # noqa: F401  # registers torch.ops.{', torch.ops.'.join(operations)}"
         for module, operations in sorted(found.items())
     ]
+
+
+def lift_stage(job: Job, unit: Unit) -> Lifted:
+    """The stage in text."""
+    graph = with_synced(job.graph, unit)
+    return lift(graph, unit, job.hints, job.boundary, dtypes[job.spec.train.precision])
+
+
+def view_again(job: Job, program: Program, unit: Unit) -> dict[str, object]:
+    """What runs again in the backward, and batch norms, which must not count twice then."""
+    again = view_recompute(job, program, unit)
+    return again | {
+        "sync": view_norms(
+            job.graph,
+            program,
+            unit,
+            again=bool(again["norms"]),
+            autocast=job.spec.train.precision == "bf16",
+        )
+    }
 
 
 def default_dtype(spec: Spec) -> list[str]:

@@ -99,6 +99,8 @@ class Plan:
     rerun: bool = False
     """Stages keep only what they receive, and run again before each backward; not one that goes
     back at once after each forward."""
+    sync_norms: bool = False
+    """Replicas normalise together: microbatch k of them all, in the batch norms that count."""
     versions: int = 1
     """Weight versions alive at once."""
 

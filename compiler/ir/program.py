@@ -142,6 +142,8 @@ class Program:
     """Those that start or end here, in the order in which all ranks make their groups."""
     groups: tuple[tuple[int, ...], ...]
     """Every group of the job, in that order: each rank takes part in making each."""
+    norm_groups: tuple[tuple[int, ...], ...]
+    """The same of those that normalise together; their messages wait for no bucket of gradients."""
     live: int
     """Most microbatches between their F and their B at once."""
     rerun: bool

@@ -49,6 +49,7 @@ def show_unit(unit: Unit) -> str:
     lines += [f"  read {i.name} <- {i.field}" for i in unit.inputs]
     lines += [f"  hold {', '.join((held.fqn, *held.aliases))}" for held in unit.state]
     lines += [f"  {op.name}{' (sunk)' if op.name in unit.sunk else ''}" for op in unit.ops]
+    lines += [f"  {c.kind} along {c.axis}: {c.value}, in {c.op}" for c in unit.collectives]
     lines += [f"  send {t}" for t in unit.sends]
     lines += [f"  output {name}: {value}" for name, value in unit.outputs]
     return "\n".join(lines) + "\n"

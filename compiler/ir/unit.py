@@ -32,10 +32,11 @@ class Collective:
     kind: str
     """all_reduce | all_gather | reduce_scatter | all_to_all"""
     value: str
+    """What it is of: `statistics of norm`."""
     axis: str
     adjoint: str
-    after: str
-    """Name of the op that it follows."""
+    op: str
+    """Name of the op that it is part of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,8 +73,13 @@ def communicate(
     groups: list[tuple[int, ...]] = [(e.source, e.target) for route in routes for e in route.edges]
     groups += [c.group for c in reductions if len(c.group) < plan.world_size]
     found = tuple(dict.fromkeys(groups))
+    norms = tuple(
+        stage.mesh.ranks
+        for stage in plan.stages
+        if any(unit.collectives for unit in units if unit.stage == stage.index)
+    )
     return tuple(
-        make_program(row, plan, units, routes, reductions, found, clip=clip)
+        make_program(row, plan, units, routes, reductions, (found, norms), clip=clip)
         for row in schedule.rows
     )
 
@@ -85,11 +90,11 @@ def make_program(
     units: tuple[Unit, ...],
     routes: tuple[Route, ...],
     reductions: tuple[Collective, ...],
-    groups: tuple[tuple[int, ...], ...],
+    groups: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]],
     *,
     clip: bool,
 ) -> Program:
-    """The job of one rank."""
+    """The job of one rank. `groups`: all of the job, and those of batch norms."""
     mine = tuple(unit for unit in units if unit.rank == row.rank)
     stage = plan.stages[mine[0].stage]
     edges = (edge for route in routes for edge in route.edges)
@@ -99,7 +104,8 @@ def make_program(
         coords={"pipeline": stage.index, **stage.mesh.coords(row.rank)},
         stages=tuple(unit.stage for unit in mine),
         edges=tuple(edge for edge in edges if row.rank in (edge.source, edge.target)),
-        groups=groups,
+        groups=groups[0],
+        norm_groups=groups[1],
         live=row.live,
         rerun=plan.rerun and row.live > 1 and mine[0].has_backward,
         actions=(steps, Save()) if row.rank == stage.mesh.ranks[0] else (steps,),

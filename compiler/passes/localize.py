@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..analysis.dataflow import canonical_fqns, recomputable, storages
 from ..errors import PlanError
 from ..ir.graph import CallId, Graph, Op, Ref
+from ..ir.norms import norm_sums
 from ..ir.plan import Plan
 from ..ir.unit import Held, Transfer, Unit
 
@@ -236,6 +237,7 @@ def make_unit(
         seeds=tuple(seed for seed in layer_seeds(graph) if seed[0] in names),
         outputs=outputs,
         calls=whole_calls(graph, names),
+        collectives=norm_sums(graph, plan, ops),
     )
 
 

@@ -18,6 +18,7 @@ one for the time of the run, and torch's generator is given back as it was.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,9 @@ from ..ir.graph import Graph
 from ..ir.spec import Spec, Train
 from .observe import Step, Tensors, copy
 from .optimize import make_course, make_optimizer, step_optimizer
-from .seeding import Seeder, following
+from .replicas import Replicas, make_replicas, overwrite
+from .seeding import Seeder
+from .together import Together
 from .weights import check_recipes, full_state, load_weights, replay_weights
 
 
@@ -136,17 +139,17 @@ def train(
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
     course = make_course(spec, length)
-    replicas = Replicas(model, spec.parallel.data)
-    with following(model, graph) as seeder:
+    replicas = make_replicas(spec, training)
+    with replicas.following(graph) as seeders:
         for step in range(steps):
             at_once = None
             if step < whole:
                 model.zero_grad()
-                at_once = accumulate(spec, training, samples, seeder, replicas, step, 1)
+                at_once = accumulate(spec, samples, seeders, replicas, step, 1)
                 found = copies(live_gradients(model))
             model.zero_grad()
             count = spec.parallel.microbatches * spec.parallel.data
-            results = accumulate(spec, training, samples, seeder, replicas, step, count)
+            results = accumulate(spec, samples, seeders, replicas, step, count)
             compared = None
             if at_once is not None:
                 compared = Whole(at_once, found, copies(live_gradients(model)))
@@ -166,10 +169,9 @@ def train(
 
 def accumulate(
     spec: Spec,
-    training: Training,
     samples: Samples,
-    seeder: Seeder,
-    replicas: "Replicas",
+    seeders: Sequence[Seeder],
+    replicas: "Replicas | Together",
     step: int,
     count: int,
 ) -> Mapping[str, float]:
@@ -177,75 +179,55 @@ def accumulate(
 
     Microbatch i is replica i mod replicas': its batch norms' running statistics are that one's.
     """
-    numbers = samples_of_step(spec, samples.count, step)
     epoch, _ = epoch_of_step(spec, samples.count, step)
-    parts = microbatches(numbers, count)
-    weights = weights_of(spec, training.binding, samples, parts, epoch)
-    if not sum(weights):
+    parts = microbatches(samples_of_step(spec, samples.count, step), count)
+    binding = replicas.trainings[0].binding
+    shares = shares_of(spec, binding, samples, parts, epoch)
+    if not shares:
         raise RunError(f"step {step + 1}: the weights of the batch sum to 0")
-    totals: dict[str, float] = {}
-    for index, part in enumerate(parts):
-        batch = samples.batch(part, training.binding.fields, epoch)
+
+    def forward(index: int) -> tuple[Tensor, ...]:
+        training = replicas.trainings[index % len(replicas.trainings)]
+        batch = samples.batch(parts[index], binding.fields, epoch)
         replicas.enter(index % spec.parallel.data)
         with (
             users_errors(spec.at("model"), f"step {step}, microbatch {index}: the model failed"),
-            seeder.microbatch(spec.train.seed, step, index),
+            seeders[index % len(seeders)].microbatch(spec.train.seed, step, index),
         ):
-            results = training.run(*batch)
-        share = weights[index] / sum(weights)
-        if not share:
-            continue
-        if results[0].requires_grad:
-            (share * results[0]).backward()  # type: ignore[no-untyped-call]
-        for name, result in zip(training.names, results, strict=True):
-            totals[name] = totals.get(name, 0.0) + share * float(result.detach())
+            return training.run(*batch)
+
+    totals: dict[str, float] = {}
+    for start in range(0, len(parts), len(replicas.trainings)):
+        group = range(len(parts))[start : start + len(replicas.trainings)]
+        results = replicas.run([partial(forward, index) for index in group])
+        go_back([shares[index] for index in group], [result[0] for result in results])
+        for index, values in zip(group, results, strict=True):
+            named = zip(replicas.trainings[0].names, values, strict=True)
+            for name, value in named if shares[index] else ():
+                totals[name] = totals.get(name, 0.0) + shares[index] * float(value.detach())
     replicas.enter(0)
     return totals
 
 
-def weights_of(
+def go_back(shares: Sequence[float], losses: Sequence[Tensor]) -> None:
+    """From the losses of microbatches that ran together; one in which nothing counts may be NaN."""
+    pairs = zip(shares, losses, strict=True)
+    counted = [share * loss for share, loss in pairs if share and loss.requires_grad]
+    if counted:
+        torch.stack(counted).sum().backward()  # type: ignore[no-untyped-call]
+
+
+def shares_of(
     spec: Spec, binding: Binding, samples: Samples, parts: Sequence[list[int]], epoch: int
 ) -> list[float]:
-    """What each microbatch weighs in the means."""
+    """What each microbatch weighs in the means, of 1; () where nothing counts."""
     fields = weight_fields(spec, binding)
     batches = (samples.batch(part, fields, epoch) for part in parts)
     named = (dict(zip(fields, batch, strict=True)) for batch in batches)
-    return [
+    weights = [
         weigh(spec, fields, values, len(part)) for values, part in zip(named, parts, strict=True)
     ]
-
-
-class Replicas:
-    """The buffers of each replica; the model's own are those of the one that was entered last."""
-
-    def __init__(self, model: nn.Module, count: int) -> None:
-        self.model, self.here = model, 0
-        self.buffers = [self.own() for _ in range(count)]
-
-    def own(self) -> dict[str, Tensor]:
-        """Copies of the model's buffers."""
-        named = self.model.named_buffers(remove_duplicate=False)
-        return {name: copy(tensor) for name, tensor in named}
-
-    def enter(self, replica: int) -> None:
-        if replica != self.here:
-            self.buffers[self.here] = self.own()
-            self.load(replica)
-
-    def load(self, replica: int) -> None:
-        overwrite(dict(self.model.named_buffers(remove_duplicate=False)), self.buffers[replica])
-        self.here = replica
-
-    def copies(self) -> tuple[Tensors, ...]:
-        self.buffers[self.here] = self.own()
-        return tuple(dict(buffers) for buffers in self.buffers)
-
-    def overwrite(self, states: Sequence[Tensors]) -> None:
-        """Take over what each replica's state has of them."""
-        self.buffers[self.here] = self.own()
-        for buffers, state in zip(self.buffers, states, strict=True):
-            overwrite(buffers, state)
-        self.load(self.here)
+    return [weight / sum(weights) for weight in weights] if sum(weights) else []
 
 
 def clip(model: nn.Module, train: Train) -> dict[str, float]:
@@ -269,12 +251,3 @@ def copies(tensors: Tensors) -> dict[str, Tensor]:
 def live_gradients(model: nn.Module) -> dict[str, Tensor]:
     named = model.named_parameters(remove_duplicate=False)
     return {name: p.grad for name, p in named if p.grad is not None}
-
-
-def overwrite(held: Tensors, values: Tensors) -> None:
-    """Take over the values that fit; what does not is found by comparing."""
-    with torch.no_grad():
-        for name, tensor in held.items():
-            if name in values and values[name].shape == tensor.shape:
-                value = values[name]
-                tensor.copy_(value.sparse_mask(tensor.coalesce()) if tensor.is_sparse else value)

@@ -26,6 +26,7 @@ from ..frontend.capture.capture import capture
 from ..frontend.load import load
 from ..frontend.samples import microbatches, read_samples, samples_of_step, total_steps
 from ..ir.graph import Graph
+from ..ir.norms import counting_norms
 from ..ir.spec import Spec, Train
 from ..passes.segment import segment
 from . import observe
@@ -119,6 +120,7 @@ def is_separable(spec: Spec, graph: Graph) -> bool:
     count = spec.parallel.microbatches * spec.parallel.data
     sizes = [len(part) for part in microbatches(range(batch), count)]
     alone = not any(op.random or set(op.mutates) & graph.canonical.keys() for op in graph.ops)
+    alone = alone and not counting_norms(graph)
     return alone and is_small(graph, batch) and not check_mean(spec, graph, sizes)
 
 

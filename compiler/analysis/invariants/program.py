@@ -37,6 +37,7 @@ def verify_programs(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit
       over its pipeline after them if gradients are clipped, one update follows, and where the loss
       is, its sum over the replicas;
     - all ranks make the same groups in the same order, and run collectives in the same order;
+    - replicas whose batch norms sum statistics run the same computes and transfers in one order;
     - no rank waits for ever under NCCL's order, nor if every send waits for its receive;
     - no more microbatches are live than declared.
     """
@@ -60,6 +61,7 @@ def verify_programs(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit
     for name, sent in ((name, sent) for (name, incoming), sent in order.items() if not incoming):
         if sent != order.get((name, True)):
             raise InternalError(f"{name}: sent in order {sent}, taken in {order.get((name, True))}")
+    check_norms(programs, plan, units)
     check_progress(programs)
 
 
@@ -108,6 +110,32 @@ def check_groups(programs: tuple[Program, ...]) -> None:
         places = [groups.index((edge.source, edge.target)) for edge in program.edges]
         if places != sorted(places):
             raise fault(program.rank, None, "its edges are not in the order of the groups")
+
+
+def check_norms(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit, ...]) -> None:
+    """Replicas of a stage whose norms sum have a group for that, and run the same step.
+
+    Then no rank waits for ever in a norm: all instructions of a pipeline have an order in which it
+    can run them, `check_progress` finds it, and it is one order for all replicas, norms included.
+    A group of its own keeps a norm behind no message of another kind.
+    """
+    summing = {unit.stage for unit in units if unit.collectives}
+    groups = tuple(stage.mesh.ranks for stage in plan.stages if stage.index in summing)
+    for program in programs:
+        if program.norm_groups != groups:
+            raise fault(program.rank, None, f"groups of norms are {program.norm_groups}")
+    for ranks in groups:
+        steps = [
+            [
+                item if isinstance(item, Compute) else type(item)
+                for item in training_step(programs[rank])
+                if not isinstance(item, Log)  # replica 0's
+            ]
+            for rank in ranks
+        ]
+        for rank, step in zip(ranks, steps, strict=True):
+            if step != steps[0]:
+                raise fault(rank, None, f"its norms wait for rank {ranks[0]}'s, in another order")
 
 
 def check_end(program: Program, step: Step, plan: Plan, units: tuple[Unit, ...]) -> None:

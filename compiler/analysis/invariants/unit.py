@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ...errors import InternalError
 from ...ir.graph import Graph, Op, Ref, State
+from ...ir.norms import norm_sums
 from ...ir.plan import Plan
 from ...ir.show import show_unit
 from ...ir.unit import Transfer, Unit
@@ -23,6 +24,7 @@ def verify_units(units: Sequence[Unit], graph: Graph, plan: Plan) -> None:
     - every operand is there before it is read, and what it sends or gives is made;
     - transfers have two ends, the values' own metas, and come from the stage that makes them;
     - a gradient comes back where, and only where, the receiving stage has one to send;
+    - replicas sum the statistics of the batch norms that the plan has them share, and no others;
     - each output of the graph is given once.
     """
     for fault in faults(units, graph, plan):
@@ -48,6 +50,8 @@ def faults(units: Sequence[Unit], graph: Graph, plan: Plan) -> Iterator[str]:
         yield from wrong_ops(unit, graph, stage_of, free)
         yield from missing_writes(unit, graph, free, memory)
         yield from missing(unit)
+        if unit.collectives != norm_sums(graph, plan, unit.ops):
+            yield f"stage {unit.stage} does not sum the statistics of its batch norms, each once"
     yield from wrong_transfers(units, graph, stage_of)
     for unit in reversed(units):  # what a stage sends back depends on those behind it
         yield from wrong_gradients(unit, memory)

@@ -43,6 +43,7 @@ def assemble(graph: Graph, costs: Costs, spec: Spec, starts: Sequence[int]) -> P
         bucket_bytes=bucket_bytes[spec.cluster.device.kind],
         recompute=graph.recompute,
         rerun=spec.parallel.recompute == "stage",
+        sync_norms=spec.parallel.sync_batch_norm and data > 1,
     )
 
 
