@@ -67,8 +67,10 @@ def job():
     return copy.deepcopy((ranks, logged, Trace(everything, results, expected, buffers, (), {})))
 
 
-def compare(ranks, logged, reference, replicas=1, gradient_limit=LIMIT):
-    compared = Compare(ranks, logged, reference, replicas, parameters, LIMIT, gradient_limit)
+def compare(ranks, logged, reference, replicas=1, gradient_limit=LIMIT, whole_limit=LIMIT):
+    compared = Compare(
+        ranks, logged, reference, replicas, parameters, LIMIT, gradient_limit, whole_limit
+    )
     return Comparison(worst(compared.rows()))
 
 
@@ -184,6 +186,7 @@ def test_the_batch_in_one_go_gives_the_same():
     assert next(row.compared for row in found.rows if row.kind == "whole") == 4
     reference.whole[0].summed["up"] *= 1.01
     assert failures(compare(ranks, logged, reference)) == {("whole", 0, "up", "")}
+    assert compare(ranks, logged, reference, whole_limit=0.02).ok
     loss = replace(at_once(reference).whole[0], results={"loss": 2.6})
     reference = replace(reference, whole=(loss,))
     assert failures(compare(ranks, logged, reference)) == {("whole", 0, "loss", "")}

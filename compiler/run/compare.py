@@ -115,6 +115,8 @@ class Compare:
     """Of the graph: which names are one tensor, which are buffers, which a state dict has."""
     limit: float
     gradient_limit: float
+    whole_limit: float
+    """Of a batch in one go, whose sums have another order."""
 
     def rows(self) -> Iterator[Row]:
         yield from self.initial()
@@ -152,8 +154,8 @@ class Compare:
         """The batch in one go gives what its microbatches give; a metric may be no mean."""
         found = torch.tensor(self.reference.results[step]["loss"], dtype=torch.float64)
         expected = {"loss": torch.tensor(whole.results["loss"], dtype=torch.float64)}
-        yield measure("whole", step, "loss", found, expected, self.limit)
-        limit = self.gradient_limit * min(1.0, largest(whole.gradients.values()))
+        yield measure("whole", step, "loss", found, expected, self.whole_limit)
+        limit = self.whole_limit * min(1.0, largest(whole.gradients.values()))
         for name, tensor in whole.summed.items():
             yield measure("whole", step, name, tensor, whole.gradients, limit)
 

@@ -46,6 +46,7 @@ ROUNDED_BF16 = 2e-2
 """The same for gradients under autocast: parts that are in bfloat16, of 8 bits, are added up in an
 order that hangs on how the model is written. Losses and updates are held to ROUNDED: forwards round
 alike. Measured on specs/ in two stages: 0 in most, at most 3e-3 of the step's largest gradient."""
+COARSE = ("float32", "bfloat16", "float16")
 WHOLE = 2
 """Steps that are compared with the whole batch in one go, too."""
 LONGEST_S = 24 * 3600.0
@@ -107,6 +108,7 @@ def verify(
             reference=reference,
             parameters=graph.parameters,
             replicas=replicas,
+            whole_limit=ROUNDED if rounds(graph) else EXACT,
             **limits(job.spec.train),
         ).rows()
         written = () if job.max_forwards else check_saved(job.spec, job.folder, ranks, graph)
@@ -122,6 +124,11 @@ def is_separable(spec: Spec, graph: Graph) -> bool:
     alone = not any(op.random or set(op.mutates) & graph.canonical.keys() for op in graph.ops)
     alone = alone and not counting_norms(graph)
     return alone and is_small(graph, batch) and not check_mean(spec, graph, sizes)
+
+
+def rounds(graph: Graph) -> bool:
+    """Whether the model itself takes something on the loss's way to less than float64."""
+    return any(m.requires_grad and m.dtype in COARSE for m in graph.values.values())
 
 
 def limits(train: Train) -> dict[str, float]:
