@@ -261,7 +261,10 @@ def test_show_after_a_pass_that_there_is_not(ppc, job):
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "there is no pass 'lower'",
-        "hint: the passes are capture, segment, recompute, place, localize, order, communicate, roll",
+        (
+            "hint: the passes are capture, segment, recompute, place, localize, order, "
+            "communicate, roll"
+        ),
     ]
 
 
