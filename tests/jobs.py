@@ -49,11 +49,12 @@ def make_spec(folder: Path, code: str = linear, **sections) -> Spec:
 
 def vary(folder: Path, name: str, args: Mapping[str, object] | None = None, **sections) -> Spec:
     """The spec specs/NAME.yaml with other arguments of its model and other keys in its sections,
-    and on as many devices as its ranks need."""
+    None for one that goes, and on as many devices as its ranks need."""
     tree = YAML(typ="safe").load(SPECS / f"{name}.yaml")
     tree["model"]["args"] = tree["model"].get("args", {}) | (args or {})
     for key, section in sections.items():
-        tree[key] = tree[key] | section
+        merged = tree[key] | section
+        tree[key] = {name: value for name, value in merged.items() if value is not None}
     parallel = tree["parallel"]
     tree["cluster"]["devices_per_node"] = parallel["pipeline"] * parallel.get("data", 1)
     shutil.copytree(SPECS / "models", folder / "models", dirs_exist_ok=True)

@@ -219,6 +219,15 @@ def test_buffers_of_a_module_called_twice(tmp_path):
     ).agrees()
 
 
+def test_the_count_of_a_norm_called_twice_is_read_by_its_name(tmp_path):
+    """In its second call too: the value that the first call made is not to be seen there."""
+    init = "self.m = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))"
+    case = Case(tmp_path, "return self.b(self.m(self.m(self.a(x))))", init)
+    counts = [op for op in case.graph.ops if op.target == "aten.add_.Tensor"]
+    assert [str(op.args[0]) for op in counts] == ["m.1.num_batches_tracked"] * 2
+    assert case.agrees()
+
+
 def test_literals_are_written_out_when_small(tmp_path):
     forward = "return self.b(self.a(x)) * torch.tensor({}).sum()"
     small = Case(tmp_path, forward.format("[1.0, float('inf')]"))

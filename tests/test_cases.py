@@ -376,6 +376,47 @@ def test_c29_replicas_start_alike_and_stages_as_in_one_process(tmp_path, fork_se
     assert sums[0] != sums[2]
 
 
+IN_PLACE = """
+from torch.utils.checkpoint import checkpoint
+
+
+class Act(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.InstanceNorm1d(4, affine=True)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        x = self.norm(self.linear(x).view(-1, 4, 4)).flatten(1)
+        x.add_(1)
+        return self.relu(x)
+
+
+class Net(nn.Module):
+    def __init__(self, checkpointed):
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.blocks = nn.ModuleList(Act() for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x
+
+
+def build(checkpointed=False):
+    return Net(checkpointed)
+"""
+
+
+@pytest.mark.parametrize("recompute", ["none", "stage", ["blocks"], "users"])
+def test_c30_writes_in_place_at_a_cut_and_behind_a_checkpoint(tmp_path, fork_server, recompute):
+    """torch: a checkpoint whose output is written in place gives no gradient."""
+    args = {"checkpointed": recompute == "users"}
+    chosen = "none" if recompute == "users" else recompute
+    prove(small(tmp_path, IN_PLACE, model={"args": args}, recompute=chosen), fork_server)
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_c31_statistics_by_microbatch(tmp_path, fork_server, replicas):
     """Of each microbatch, as in one process with the same microbatches; each replica has its own

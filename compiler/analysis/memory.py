@@ -6,8 +6,9 @@ The peak is in the steady state, when most microbatches are between their forwar
   optimizer    what its class keeps of the trainable ones: AdamW two moments, Adafactor means
                of rows and columns
   activations  what autograd keeps, by live microbatch, or of one where the stage runs again before
-               its backward; of the largest call that runs again; the largest gradient inside a
-               backward, of a value or of a parameter before it is added to the others
+               its backward; fields of the data, of which microbatches are views, by batch; what
+               was received is among the buffers. What a call that runs again has above that; the
+               largest gradient inside a backward, of a value or of a parameter before it is added
   buffers      the messages: by live microbatch what was received and what was sent, for both are
                kept until their gradients are done; on each edge the receives posted ahead; of
                gradients one in use and as many ahead or under way. On GPUs NCCL's own, for each
@@ -34,6 +35,7 @@ from ..ir.report import Memory
 from ..ir.spec import Spec
 from .cost import Costs, microbatch_size
 from .dataflow import flows, holders, metas
+from .kept import again_above, measure_kept
 from .moments import factored_bytes, optimizer_copies
 from .reach import (
     Bytes,
@@ -63,8 +65,10 @@ class Footprint:
     """What Adafactor keeps of the trainable ones."""
     saved: Bytes
     """By one microbatch."""
+    fields: Bytes
+    """By all microbatches of a sample of each: of the fields of the data that are kept."""
     again: Bytes
-    """By the largest call that runs again in a backward, while it does."""
+    """By the largest call that runs again in a backward, while it does, above all that is kept."""
     largest: Bytes
     """The largest gradient computed inside."""
     received: Bytes
@@ -142,7 +146,7 @@ def peak_bytes(
     parallel, live = spec.parallel, live_microbatches(spec, stage)
     trainable = footprint.trainable[run]
     kept = 1 if reruns(spec, stage) else live
-    activations = kept * footprint.saved[run] + footprint.again[run] + footprint.largest[run]
+    activations = kept_bytes(footprint, spec, kept, run) + footprint.largest[run]
     ahead = receives_ahead(min(parallel.pipeline - 1, footprint.farthest))
     taken, under_way = (min(parallel.microbatches, count + ahead) for count in (live, 1))
     messages = taken * footprint.received[run] + live * footprint.sent[run]
@@ -153,6 +157,15 @@ def peak_bytes(
         moments = footprint.factored[run]
     buffers = messages + under_way * gradients + groups
     return footprint.state[run], trainable, moments, activations, buffers
+
+
+def kept_bytes(
+    footprint: Footprint, spec: Spec, microbatches: int, run: tuple[int, int] | EllipsisType
+) -> Bytes:
+    """What autograd keeps of so many microbatches, at the most."""
+    fields: Bytes = spec.train.global_batch * footprint.fields[run]
+    kept: Bytes = microbatches * footprint.saved[run] + footprint.again[run] + fields
+    return kept
 
 
 def process_groups(
@@ -190,18 +203,18 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         if (reach := parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))).readers
     ]
     trained = [(meta, reach) for meta, reach in states if meta.requires_grad]
-    saved = [layer.activation_bytes.at(samples) for layer in graph.layers]
-    again = [layer.again_bytes.at(samples) for layer in graph.layers]
+    saved, fields = measure_kept(graph, samples)
+    edges = np.ix_(*[[*starts, len(graph.layers)]] * 2)
     activations = [reach for _, reach in values]
     gradients = [reach for meta, reach in values if meta.requires_grad]
     pairs, back = pairs_of(activations), pairs_of(gradients)
-    tied = {reach.readers for _, reach in trained}
     return Footprint(
         state=entering(size, [reach for _, reach in states]),
         trainable=entering(size, [reach for _, reach in trained]),
         factored=entering(size, [replace(r, size=factored_bytes(m)) for m, r in trained]),
-        saved=sums(parts.split(saved, sum)),
-        again=largest(parts.split(again, max)),
+        saved=saved[edges],
+        fields=fields[edges],
+        again=again_above(graph, samples, saved)[edges],
         largest=largest(parts.split(largest_gradients(graph, samples), max)),
         received=entering(size, activations),
         sent=leaving(size, activations),
@@ -209,7 +222,7 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         gradients_sent=entering(size, gradients),
         edges_before=makers_before(size, pairs) + makers_before(size, back),
         edges_after=readers_after(size, pairs) + readers_after(size, back),
-        shared=divided(size, tied - pairs),
+        shared=divided(size, {reach.readers for _, reach in trained} - pairs),
         farthest=max((target - source for source, target in pairs), default=0),
     )
 
@@ -245,12 +258,6 @@ class Parts:
     def split(self, sizes: list[int], combine: Callable[[list[int]], int]) -> list[int]:
         """By part what its layers' sizes come to."""
         return [combine(sizes[a:b]) for a, b in pairwise([*self.starts, self.num_layers])]
-
-
-def sums(sizes: list[int]) -> Bytes:
-    """By [first, stop]: the sum of a run."""
-    prefix: Bytes = np.cumsum([0, *sizes], dtype=np.int64)
-    return prefix[None, :] - prefix[:, None]
 
 
 def largest(sizes: list[int]) -> Bytes:

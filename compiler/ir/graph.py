@@ -90,6 +90,8 @@ class Op:
     flops: Amount = field(default_factory=Amount)
     saved_bytes: Amount = field(default_factory=Amount)
     """What autograd keeps for the backward, each storage counted where it is kept first."""
+    keeps: tuple[str, ...] = ()
+    """Values, or inputs, whose memory that is or shows, also if it was kept before."""
 
     @property
     def operands(self) -> tuple[Ref | State, ...]:
@@ -212,7 +214,10 @@ class Layer:
     bytes_moved: Amount
     """Read and written by its forward."""
     again_bytes: Amount = field(default_factory=Amount)
-    """What autograd keeps, for a while in the backward, of the largest call that runs again."""
+    """What autograd keeps of a call that runs again in the backward, while it does: of the one with
+    the most beside what is kept by then."""
+    freed_bytes: Amount = field(default_factory=Amount)
+    """What the layer no longer keeps by then: the backward has been through all after the call."""
     again_flops: Amount = field(default_factory=Amount)
     """Of all its calls that run again."""
 

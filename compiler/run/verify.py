@@ -108,8 +108,7 @@ def verify(
             reference=reference,
             parameters=graph.parameters,
             replicas=replicas,
-            whole_limit=ROUNDED if rounds(graph) else EXACT,
-            **limits(job.spec.train),
+            **limits(job.spec.train, graph),
         ).rows()
         written = () if job.max_forwards else check_saved(job.spec, job.folder, ranks, graph)
         return Comparison(worst([*check_recipes(graph, reference), *rows, *written]))
@@ -131,14 +130,15 @@ def rounds(graph: Graph) -> bool:
     return any(m.requires_grad and m.dtype in COARSE for m in graph.values.values())
 
 
-def limits(train: Train) -> dict[str, float]:
-    """What may differ, in gradients and in all else."""
+def limits(train: Train, graph: Graph) -> dict[str, float]:
+    """What may differ, in gradients, in a batch in one go, and in all else."""
+    whole = ROUNDED if rounds(graph) else EXACT
     if train.precision == "fp64":
-        return {"limit": EXACT, "gradient_limit": EXACT}
+        return {"limit": EXACT, "gradient_limit": EXACT, "whole_limit": whole}
     if train.precision == "fp32":
-        return {"limit": ROUNDED, "gradient_limit": ROUNDED}
+        return {"limit": ROUNDED, "gradient_limit": ROUNDED, "whole_limit": whole}
     limit = ROUNDED_BF16 if train.compile else ROUNDED  # compiled, fewer results are rounded
-    return {"limit": limit, "gradient_limit": ROUNDED_BF16}
+    return {"limit": limit, "gradient_limit": ROUNDED_BF16, "whole_limit": whole}
 
 
 def place(target: Path, *, exact: bool) -> Path | None:

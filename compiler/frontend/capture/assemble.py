@@ -33,7 +33,7 @@ from .leaf import constructor
 from .loss import output_name, returned_loss
 from .measure import measure
 from .raw import Raw
-from .substitute import substitute
+from .rewrite import substitute
 from .training import Training
 from .user import location
 from .weight import weight_fields

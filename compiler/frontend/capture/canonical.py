@@ -12,13 +12,15 @@ from .arguments import to_arg
 from .private import functional_form, is_autocast
 from .raw import Raw
 from .record import max_inline_elements
-from .rewrite import with_sizes
-from .substitute import Known, rewrite, substitute, substitute_call
+from .rewrite import name_states, rewrite, substitute, substitute_call, with_sizes
+
+Known = dict[str, Arg]
+"""Value that is gone -> what stands for it."""
 
 
 def canonicalise(raw: Raw) -> Raw:
     """Before: ops as traced. After: no identity, no dead op; every name that is read exists."""
-    raw = replace(raw, ops=with_sizes(raw.ops, raw.states | raw.values))
+    raw = replace(raw, ops=name_states(with_sizes(raw.ops, raw.states | raw.values)))
     ops, known = drop_identities(raw)
     raw = copy_written_inputs(raw, make_functional(ops, raw), known)
     output = substitute(raw.output, known)

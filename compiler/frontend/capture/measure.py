@@ -24,6 +24,7 @@ class Counts:
 
     flops: list[int]
     saved: list[int]
+    keeps: list[tuple[str, ...]]
     gradients: dict[str, bool]
     own: dict[CallId, int] = field(default_factory=dict)
     """What is kept of a call that runs again, while it does."""
@@ -66,6 +67,7 @@ def fill_in(
             op,
             flops=linear(first.flops[i], second.flops[i], sizes),
             saved_bytes=linear(first.saved[i], second.saved[i], sizes),
+            keeps=first.keeps[i],
         )
         for i, op in enumerate(ops)
     )
@@ -102,13 +104,14 @@ def run(
     given: Mapping[CallId, Sequence[str]] = MappingProxyType({}),
 ) -> Counts:  # fmt: skip
     """Run the ops once without values."""
-    counts, counter = Counts([], [], {}), FlopCounter()
+    counts, counter = Counts([], [], [], {}), FlopCounter()
     with fake_mode(), counter:
         state = {
             fqn: make(p.meta, batch, grad=p.meta.requires_grad) for fqn, p in parameters.items()
         }
         found: dict[str, Any] = {name: make(values[name], batch, grad=False) for name in inputs}
         keeper = Keeper(counts, {storage_address(tensor) for tensor in state.values()})
+        keeper.name(found)
 
         def lookup(ref: Ref | State) -> object:
             return found[ref.name] if isinstance(ref, Ref) else state[canonical[ref.fqn]]
@@ -122,7 +125,10 @@ def run(
                 with nullcontext() if op.grad else torch.no_grad():
                     result = run_op(op, lookup, batch)
                 outputs = result if isinstance(result, list | tuple) else (result,)
-                found.update(zip(op.outputs, outputs, strict=False))
+                made = dict(zip(op.outputs, outputs, strict=False))
+                found.update(made)
+                keeper.name(made)
+                counts.keeps.append(keeper.leave())
                 counts.flops.append(
                     counter.flops or flops_by_hand(op, values, parameters, canonical, batch)
                 )
@@ -142,6 +148,21 @@ class Keeper:
     call: CallId | None = None
     again: set[int] = field(default_factory=set)
     """What the call has when it runs again."""
+    here: dict[int, None] = field(default_factory=dict)
+    """Storages that are kept for the op at hand."""
+    names: dict[int, str] = field(default_factory=dict)
+    """Storage -> the value that it was made for."""
+
+    def name(self, values: Mapping[str, Any]) -> None:
+        for name, tensor in values.items():
+            if name and isinstance(tensor, torch.Tensor):
+                self.names.setdefault(storage_address(tensor), name)
+
+    def leave(self) -> tuple[str, ...]:
+        """After each op: the values that are kept for it."""
+        found = tuple(self.names[address] for address in self.here if address in self.names)
+        self.here = {}
+        return found
 
     def enter(self, call: CallId | None, given: Sequence[torch.Tensor]) -> None:
         """Before each op; `given`: what its call is given, if that runs again."""
@@ -157,6 +178,8 @@ class Keeper:
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         held = self.held if self.call is None else self.again
         address, size = storage_address(tensor), tensor.untyped_storage().nbytes()
+        if self.call is None:
+            self.here[address] = None
         if address not in held:
             held.add(address)
             if self.call is None:

@@ -134,12 +134,16 @@ def recount(
     """The layer with what is kept of it, and what runs again."""
     inside = [ops[name] for name in layer.ops]
     again = [op for op in inside if around[op.name]]
-    calls = {call for op in again if (call := around[op.name])}
-    largest = max((own[call] for call in calls), key=lambda a: a.at(1), default=Amount())
+    freed: dict[CallId, Amount] = {}
+    for at, op in enumerate(inside):  # the last of a call stands
+        if call := around[op.name]:
+            freed[call] = sum((later.saved_bytes for later in inside[at + 1 :]), Amount())
+    largest = max(freed, key=lambda call: own[call].at(1) - freed[call].at(1), default=None)
     return replace(
         layer,
         activation_bytes=sum((op.saved_bytes for op in inside), Amount()),
-        again_bytes=largest,
+        again_bytes=own[largest] if largest else Amount(),
+        freed_bytes=freed[largest] if largest else Amount(),
         again_flops=sum((op.flops for op in again), Amount()),
     )
 

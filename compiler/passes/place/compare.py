@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...analysis.cost import Costs
-from ...analysis.memory import measure_memory, sums
+from ...analysis.kept import sums
+from ...analysis.memory import measure_memory
 from ...ir.graph import Graph
 from ...ir.plan import Plan
 from ...ir.report import show_seconds

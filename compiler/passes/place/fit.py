@@ -8,13 +8,13 @@ import numpy as np
 
 from ...analysis.cost import Costs, microbatch_size
 from ...analysis.dataflow import cut_bytes
+from ...analysis.kept import sums
 from ...analysis.memory import (
     Footprint,
     layer_s,
     measure_runs,
     peak_bytes,
     stage_memory,
-    sums,
 )
 from ...errors import PlanError
 from ...ir.graph import Graph

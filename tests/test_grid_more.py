@@ -1,0 +1,15 @@
+"""The whole grid of the models without dropout."""
+
+import pytest
+from grid import DROPS, MODELS, check_every_layout
+
+pytestmark = [pytest.mark.dist, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("model", [name for name in MODELS if name not in DROPS])
+def test_every_layout(tmp_path, fork_server, capsys, model):
+    def tell(words):
+        with capsys.disabled():
+            print(f"\n{words}", flush=True)  # noqa: T201
+
+    check_every_layout(tmp_path, fork_server, model, tell)
