@@ -205,7 +205,17 @@ def test_compile_writes_a_folder_and_says_how_to_start_it(ppc, job, tmp_path, mo
     assert answer == {"ok": True, "folder": "else/where", "files": names}
     assert tree(tmp_path / "else/where") == set(names)
     told = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
-    passes = ("capture", "segment", "place", "check", "localize", "order", "communicate", "roll")
+    passes = (
+        "capture",
+        "segment",
+        "recompute",
+        "place",
+        "check",
+        "localize",
+        "order",
+        "communicate",
+        "roll",
+    )
     assert told == [f"{name} done" for name in passes]
     assert SAID in done.stderr
 
@@ -251,7 +261,10 @@ def test_show_after_a_pass_that_there_is_not(ppc, job):
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "there is no pass 'lower'",
-        "hint: the passes are capture, segment, place, localize, order, communicate, roll",
+        (
+            "hint: the passes are capture, segment, recompute, place, localize, order, "
+            "communicate, roll"
+        ),
     ]
 
 

@@ -197,8 +197,11 @@ def array_spec(folder: Path, files=None, **sections):
     return make(folder, {"source": "arrays", "files": files}, array_model, **sections)
 
 
-@pytest.mark.parametrize("order", "CF")
-@pytest.mark.parametrize("dtype", ["u2", "u4", "u8", "c8", "c16", "f2", "b1", "i2"])
+@pytest.mark.parametrize(
+    ("dtype", "order"),
+    [("u2", "C"), ("u2", "F"), ("u4", "C"), ("u8", "F"), ("c8", "C"), ("c16", "F"), ("f2", "F"),
+     ("b1", "C"), ("i2", "C")],
+)  # fmt: skip
 def test_npy_of_any_shape_and_dtype(dtype, order, tmp_path):
     np.save(tmp_path / "x.npy", np.array(integers * 3, dtype=dtype, order=order))
     np.save(tmp_path / "y.npy", targets)

@@ -72,6 +72,10 @@ FAULTS = {
         [(1, "LR * (1 - (step - WARMUP_STEPS)", "LR * (0 * (step - WARMUP_STEPS)")],
         ("parameter", 2),
     ),
+    "a loss that is scaled, when each step is clipped": (
+        [(2, "loss * (sizes[mb] / sum(sizes))", "2 * loss * (sizes[mb] / sum(sizes))")],
+        ("metric", 0),
+    ),
     "a clip that is skipped": (
         [(rank, "MAX_NORM, ", "9.0, ") for rank in range(3)],
         ("gradient", 0),
@@ -153,5 +157,5 @@ def test_fault(scripts, fork_server, fault):
     for rank, right, wrong in planted:
         plant(scripts / f"rank{rank}.py", right, wrong)
     found = failed(verify(scripts, steps=3, fork_server=fork_server))
-    order = ("initial", "loss", "gradient", "parameter", "buffer")
+    order = ("initial", "loss", "gradient", "metric", "parameter", "buffer")
     assert min(found, key=lambda row: (row[1] or 0, order.index(row[0]))) == first

@@ -105,14 +105,16 @@ def test_a_class(tmp_path, fork_server, name):
     prove(spec, fork_server)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
-def test_sparse_gradients(tmp_path, fork_server, name):
-    prove(job(tmp_path, TABLES, fields=ROWS, optimizer={"name": name, "lr": 0.1}), fork_server)
+@pytest.mark.parametrize(("name", "stages"), [("sgd", 1), ("sgd", 2), ("adagrad", 2)])
+def test_sparse_gradients(tmp_path, fork_server, name, stages):
+    optimizer = {"name": name, "lr": 0.1}
+    prove(job(tmp_path, TABLES, fields=ROWS, stages=stages, optimizer=optimizer), fork_server)
 
 
-def test_sparse_gradients_in_float32(tmp_path, fork_server):
+@pytest.mark.parametrize("name", ["sgd", "sparseadam"])
+def test_sparse_gradients_in_float32(tmp_path, fork_server, name):
     """Where the reference follows the scripts."""
-    prove(job(tmp_path, TABLES, fields=ROWS, optimizer="sparseadam"), fork_server, exact=False)
+    prove(job(tmp_path, TABLES, fields=ROWS, optimizer=name), fork_server, exact=False)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +442,20 @@ def test_a_tied_table_whose_gradient_is_sparse(tmp_path):
     found = refusal(job(tmp_path, code, fields=ROWS, optimizer=optimizer))
     assert "a sparse gradient cannot be summed over ranks, as that of one.weight" in found
     assert "hint: a tied parameter has its first name: one.weight" in found
+
+
+def test_sparse_gradients_of_replicas(tmp_path):
+    spec = make_spec(
+        tmp_path,
+        TABLES,
+        data={"source": "random", "samples": 10, "fields": ROWS},
+        cluster={"devices_per_node": 2},
+        parallel={"data": 2},
+    )
+    assert refusal(spec).endswith(
+        "a sparse gradient cannot be summed over ranks, as that of one.weight [9, 5], "
+        "bag.weight [9, 5]\nhint: sparse=False in the embedding, or data: 1"
+    )
 
 
 def test_complex_parameters(tmp_path):

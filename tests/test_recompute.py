@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from jobs import failed, make_spec, plant, prove
+from nets import net
 
 from ppc.analysis.memory import measure_memory
 from ppc.emit.write import write
@@ -116,6 +117,33 @@ def test_the_users_checkpoint_becomes_recompute_of_the_module(tmp_path: Path) ->
     assert forms["recompute"].recompute == ("blocks.0", "blocks.2", "blocks.4")
     script = str(compile(spec, tmp_path / "out")[0].text)
     assert "recompute(stage.get_submodule(path))" in script
+
+
+CALLS = {
+    "function": ("torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)", ("a",)),
+    "by name": ("checkpoint(self.a, x, use_reentrant=False)", ("a",)),
+    "by another name": ("again(self.a, x, use_reentrant=False)", ("a",)),
+    "reentrant": ("again(self.a, x, use_reentrant=True)", ("a",)),
+    "sequential": ("in_pieces(self.s, 2, x, use_reentrant=False)", ("s.0",)),
+    "the last piece, which torch keeps": ("in_pieces(self.s, 1, x, use_reentrant=False)", ()),
+}
+"""How a model may call its checkpoint, and the modules that run again."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_spelling_of_a_checkpoint(tmp_path: Path, fork_server, call: str) -> None:
+    text, expected = CALLS[call]
+    before = """
+import torch.utils.checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint as again
+from torch.utils.checkpoint import checkpoint_sequential as in_pieces
+"""
+    init = "self.s = nn.Sequential(nn.Linear(5, 5), self.a)"
+    spec = make_spec(tmp_path, net(f"h = {text}\nreturn self.b(h)", init, before=before))
+    forms: dict = {}
+    lower(spec, tmp_path, forms.__setitem__)
+    assert forms["recompute"].recompute == expected
+    prove(spec, fork_server)
 
 
 def test_a_checkpoint_without_a_module_is_said(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def generator(key):
 
 
 def by_hand(steps, make_optimizer, lr, clip=None, dtype=torch.float32):
-    """The same training without the compiler: losses, gradients and states by step."""
+    """The same training without the compiler: results, gradients and states by step."""
     namespace = {"torch": torch, "nn": nn}
     exec(NET, namespace)  # noqa: S102
     model = namespace["build"]().to(dtype)
@@ -106,8 +106,11 @@ def by_hand(steps, make_optimizer, lr, clip=None, dtype=torch.float32):
             (loss * len(part) / len(batch)).backward()
             total += loss.item() * len(part) / len(batch)
         gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        results = {"loss": total}
         if clip:
-            norm = math.sqrt(sum(g.double().square().sum().item() for g in gradients.values()))
+            norm = results["gradient_norm"] = math.sqrt(
+                sum(g.double().square().sum().item() for g in gradients.values())
+            )
             for gradient in gradients.values():
                 gradient.mul_(min(1.0, clip / (norm + 1e-6)))
         gradients = {n: g.clone() for n, g in gradients.items()}
@@ -115,7 +118,7 @@ def by_hand(steps, make_optimizer, lr, clip=None, dtype=torch.float32):
             group["lr"] = lr(step)
         optimizer.step()
         optimizer.zero_grad()
-        run.append((total, gradients, {n: t.clone() for n, t in model.state_dict().items()}))
+        run.append((results, gradients, {n: t.clone() for n, t in model.state_dict().items()}))
     return run
 
 
@@ -134,11 +137,11 @@ def forward(model, tokens, key):
 
 
 def assert_same(trace, run, tolerance=2e-4):
-    assert len(trace.losses) == len(trace.steps) == len(run)
-    for loss, step, (expected, gradients, state) in zip(
-        trace.losses, trace.steps, run, strict=True
+    assert len(trace.results) == len(trace.steps) == len(run)
+    for results, step, (expected, gradients, state) in zip(
+        trace.results, trace.steps, run, strict=True
     ):
-        assert loss == pytest.approx(expected, rel=tolerance)
+        assert results == pytest.approx(expected, rel=tolerance)
         assert step.gradients.keys() == {*gradients, "head.weight"}
         assert torch.equal(step.gradients["head.weight"], step.gradients["embed.weight"])
         assert step.state.keys() == state.keys()
@@ -211,7 +214,7 @@ def test_a_microbatch_without_samples_is_left_out(tmp_path):
     x = torch.randn(5, generator=generator(f"0 x {last}"))
     y = torch.randn(1, generator=generator(f"0 y {last}"))
     expected = F.mse_loss(F.linear(x, state["weight"], state["bias"]), y)
-    assert trace.losses[1] == pytest.approx(expected.item(), rel=1e-6)
+    assert trace.results[1] == pytest.approx({"loss": expected.item()}, rel=1e-6)
 
 
 def test_following_another_run_each_step_starts_from_its_weights(tmp_path):
@@ -220,14 +223,14 @@ def test_following_another_run_each_step_starts_from_its_weights(tmp_path):
     free = run_reference(spec, graph)
     done = [Followed(step.gradients, (step.state,)) for step in free.steps]
     same = run_reference(spec, graph, follow=done)
-    assert same.losses == free.losses
+    assert same.results == free.results
     other = copy.deepcopy(done)
     other[1].gradients["blocks.0.up.weight"].mul_(3)
     other[1].states[0]["norm.running_mean"] += 1
     other[1].states[0]["blocks.1.up.weight"] += 1
     trace = run_reference(spec, graph, follow=other)
-    assert trace.losses[:2] == free.losses[:2]
-    assert trace.losses[2] != free.losses[2]
+    assert trace.results[:2] == free.results[:2]
+    assert trace.results[2] != free.results[2]
     name = "blocks.0.up.weight"  # its own gradient, but the step that the other's makes
     assert torch.equal(trace.steps[1].gradients[name], free.steps[1].gradients[name])
     parameter = nn.Parameter(free.initial[name].clone())
@@ -317,9 +320,9 @@ def build():
     graph = segment(capture(spec))
     assert sum(op.random for op in graph.ops) == drawn
     first, second = (run_reference(spec, graph, steps=2) for _ in range(2))
-    assert first.losses == second.losses
+    assert first.results == second.results
     torch.manual_seed(99)
-    assert run_reference(spec, graph, steps=2).losses == first.losses
+    assert run_reference(spec, graph, steps=2).results == first.results
 
 
 @pytest.mark.parametrize(

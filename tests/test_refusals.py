@@ -9,7 +9,7 @@ import torch
 from jobs import make_spec
 from nets import net
 
-from ppc.errors import CaptureError
+from ppc.errors import CaptureError, Complaints
 from ppc.frontend.capture.capture import capture
 from ppc.pipeline import plan as check
 
@@ -62,28 +62,6 @@ def test_hooks_on_gradients(tmp_path):
 def test_hooks_of_the_factory(init, owner, tmp_path):
     with pytest.raises(CaptureError, match=f"would lose the hooks on gradients of {owner}$"):
         capture(make_spec(tmp_path, net(init=init)))
-
-
-checkpoints = {
-    "function": "torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)",
-    "by name": "checkpoint(self.a, x, use_reentrant=False)",
-    "by another name": "again(self.a, x, use_reentrant=False)",
-    "reentrant": "again(self.a, x, use_reentrant=True)",
-    "sequential": "in_pieces(self.s, 2, x, use_reentrant=False)",
-}
-
-
-@pytest.mark.parametrize("call", checkpoints.values(), ids=checkpoints)
-def test_checkpoint(call, tmp_path):
-    before = """
-import torch.utils.checkpoint
-from torch.utils.checkpoint import checkpoint, checkpoint as again
-from torch.utils.checkpoint import checkpoint_sequential as in_pieces
-"""
-    init = "self.s = nn.Sequential(nn.Linear(5, 5), self.a)"
-    message, line = refusal(tmp_path, net(f"h = {call}\nreturn self.b(h)", init, before=before))
-    assert message.startswith("capture would lose this torch.utils.checkpoint")
-    assert line == f"h = {call}"
 
 
 def test_what_was_patched_is_as_before(tmp_path):
@@ -326,8 +304,14 @@ def test_a_dtype_that_the_precision_changes(tmp_path):
 
 def test_a_norm_of_one_sample(tmp_path):
     code = net("return self.b(self.n(self.a(x)))", "self.n = nn.BatchNorm1d(8)")
-    with pytest.raises(CaptureError, match="more samples in a microbatch: fewer"):
+    with pytest.raises(Complaints) as raised:
         check(make_spec(tmp_path, code, parallel={"pipeline": 1, "microbatches": 4}))
+    first, last = map(str, raised.value.errors)
+    what = "the batch norm n (net.py:14) would have one value for each channel: "
+    assert f"{what}the global batch of 4 makes 4 microbatches, some of 1 sample" in first
+    assert first.endswith("hint: microbatches: 2")
+    assert f"{what}a last batch of 2 makes 4 microbatches, some of 1 sample" in last
+    assert last.endswith("hint: last_batch: drop")
 
 
 @pytest.mark.parametrize("made", ["self.a.weight.t()", "2 * self.a.weight.t()"])

@@ -196,7 +196,7 @@ def test_a_name_of_torchs_in_another_namespace_means_nothing(tmp_path):
 def test_large_models_are_compared_by_operations(tmp_path, monkeypatch):
     """Theirs among them, whatever it is called."""
     for module in ("capture", "text"):
-        monkeypatch.setattr(f"ppc.check.{module}.is_small", lambda *_: False)
+        monkeypatch.setattr(f"ppc.check.{module}.is_comparable", lambda *_: False)
     cubes, code = (text.replace("cube", "clone") for text in (CUBE, NET.replace("cubes", "twins")))
     (tmp_path / "twins.py").write_text(cubes)
     emitted = emit(job(tmp_path, code=code))

@@ -23,7 +23,7 @@ from ppc.frontend.samples import (
     steps_per_epoch,
     total_steps,
 )
-from ppc.ir.plan import Plan
+from ppc.ir.plan import Mesh, Plan, Stage
 
 pytestmark = pytest.mark.torch
 
@@ -141,9 +141,10 @@ def test_the_length_in_epochs(tmp_path):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 30), st.integers(1, 12))
-def test_microbatches_have_the_sizes_of_the_plan(samples, count):
-    runs = microbatches(list(range(samples)), count)
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 4))
+def test_microbatches_have_the_sizes_of_the_plan(samples, count, replicas):
+    runs = microbatches(list(range(samples)), count * replicas)
     assert list(chain(*runs)) == list(range(samples))
-    plan = Plan(stages=(), placements={}, global_batch=samples, microbatches=count, even=False)
+    stages = (Stage(0, (), Mesh((("data", replicas),), tuple(range(replicas)))),)
+    plan = Plan(stages=stages, placements={}, global_batch=samples, microbatches=count, even=False)
     assert [len(run) for run in runs] == [size for size in plan.sizes(samples) if size]

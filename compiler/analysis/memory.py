@@ -205,7 +205,6 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
     activations = [reach for _, reach in values]
     gradients = [reach for meta, reach in values if meta.requires_grad]
     pairs, back = pairs_of(activations), pairs_of(gradients)
-    tied = {reach.readers for _, reach in trained}
     return Footprint(
         state=entering(size, [reach for _, reach in states]),
         trainable=entering(size, [reach for _, reach in trained]),
@@ -220,7 +219,7 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         gradients_sent=entering(size, gradients),
         edges_before=makers_before(size, pairs) + makers_before(size, back),
         edges_after=readers_after(size, pairs) + readers_after(size, back),
-        shared=divided(size, tied - pairs),
+        shared=divided(size, {reach.readers for _, reach in trained} - pairs),
         farthest=max((target - source for source, target in pairs), default=0),
     )
 

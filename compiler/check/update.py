@@ -175,7 +175,8 @@ def check_sparse(spec: Spec, trained: Trained) -> Found:
     shared = [name for name in sparse if name in trained.shared]
     if shared:
         message = "a sparse gradient cannot be summed over ranks, as that of"
-        hint = "sparse=False in the embedding, or cuts that keep its uses on one stage"
+        alone = "cuts that keep its uses on one stage" if spec.parallel.data == 1 else "data: 1"
+        hint = f"sparse=False in the embedding, or {alone}"
         yield "parallel", f"{message} {trained.shown(shared)}", hint
 
 

@@ -31,16 +31,7 @@ def loop_lines(
     yield f"    {f'{result} = ' if unit.outputs else ''}run_microbatches({batch})"
     if reduces:
         yield "    reducer.finish()"
-    names = {held.canonical: held.fqn for held in unit.state}
-    for item in body:
-        if isinstance(item, Collective) and item.value.startswith("gradient of "):
-            name = names[item.value.removeprefix("gradient of ")]
-            ranks = " and ".join(map(str, item.group))
-            yield f"    # {name} is tied: its gradient is the sum over ranks {ranks}"
-            group = sum_over(job.plan, item.group)
-            yield f"    gradient = stage.get_parameter({quote(name)}).grad"
-            what = quote(f"the gradient of {name}")
-            yield from wrap(f"guard({what}, dist.all_reduce, gradient{group})", 4)
+    yield from tied_lines(job, unit, body)
     clips = job.spec.train.clip_norm is not None
     if clips:
         yield f"    {'norm = ' if Log() in body else ''}clip_gradients()"
@@ -58,6 +49,20 @@ def loop_lines(
     if Log() in body:
         values = "*means.tolist()" if len(unit.outputs) > 1 else "loss.item()"
         yield f"    log(step, {values}{', norm.item()' if clips else ''})"
+
+
+def tied_lines(job: Job, unit: Unit, body: Sequence[Instruction]) -> Iterator[str]:
+    """The sums of tied gradients."""
+    names = {held.canonical: held.fqn for held in unit.state}
+    for item in body:
+        if isinstance(item, Collective) and item.value.startswith("gradient of "):
+            name = names[item.value.removeprefix("gradient of ")]
+            ranks = " and ".join(map(str, item.group))
+            yield f"    # {name} is tied: its gradient is the sum over ranks {ranks}"
+            group = sum_over(job.plan, item.group)
+            yield f"    gradient = stage.get_parameter({quote(name)}).grad"
+            what = quote(f"the gradient of {name}")
+            yield from wrap(f"guard({what}, dist.all_reduce, gradient{group})", 4)
 
 
 def size_lines(plan: Plan, *, weighted: bool) -> Iterator[str]:

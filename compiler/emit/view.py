@@ -34,7 +34,6 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     spec, plan = job.spec, job.plan
     lifted = lift_stage(job, unit)
     data = view_data(spec, plan, unit, job.paths)
-    weights = spell_weights(job.graph, unit)
     again = view_again(job, program, unit)
     steps = StepWriter(
         plan, program, job.longer[program.rank], unit, job.boundary, lifted.results,
@@ -54,10 +53,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
         "seeds": bool(unit.seeds),
         "compiled": spec.train.compile,
-        "draws": weights.draws,
-        "saved": weights.saved,
-        "init": weights.lines,
-        "init_doc": init_doc(draws=weights.draws),
+        **view_init(job, unit),
         "data": data and asdict(data),
         "registering": registering(job.graph, unit),
         "general": is_general(program),
@@ -111,9 +107,16 @@ def default_dtype(spec: Spec) -> list[str]:
     return ["", "torch.set_default_dtype(torch.float64)"] if exact else []
 
 
-def init_doc(*, draws: bool) -> str:
-    seeded = "; seeded by name, it is the same however the model is cut" if draws else ""
-    return f"The model's own initialisation{seeded}."
+def view_init(job: Job, unit: Unit) -> dict[str, object]:
+    """The first values of the stage's weights."""
+    weights = spell_weights(job.graph, unit)
+    seeded = "; seeded by name, it is the same however the model is cut" if weights.draws else ""
+    return {
+        "draws": weights.draws,
+        "saved": weights.saved,
+        "init": weights.lines,
+        "init_doc": f"The model's own initialisation{seeded}.",
+    }
 
 
 def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:

@@ -73,7 +73,8 @@ class Trace:
     initial: Tensors
     """Parameters, buffers and plain tensors before the first step."""
     results: tuple[Mapping[str, float], ...]
-    """Of each step, by name: the loss and the metrics, means as the spec weighs them."""
+    """Of each step, by name: the loss and the metrics, means as the spec weighs them, and, where it
+    clips, the norm of the gradients before that."""
     steps: tuple[Step, ...]
     """Gradients as the optimizer reads them, and all tensors after it, the buffers replica 0's."""
     buffers: tuple[tuple[Tensors, ...], ...]
@@ -152,12 +153,13 @@ def train(
             compared = None
             if at_once is not None:
                 compared = Whole(at_once, found, copies(live_gradients(model)))
-            clip(model, spec.train)
+            norms = clip(model, spec.train)
             gradients = copies(live_gradients(model))
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
             step_optimizer(optimizer, course, step)
-            yield results, Step(gradients, full_state(model)), replicas.copies(), compared
+            taken = Step(gradients, full_state(model))
+            yield {**results, **norms}, taken, replicas.copies(), compared
             if step < len(follow):
                 overwrite(
                     dict(model.named_parameters(remove_duplicate=False)), follow[step].states[0]
@@ -228,15 +230,18 @@ def shares_of(
     return [weight / sum(weights) for weight in weights] if sum(weights) else []
 
 
-def clip(model: nn.Module, train: Train) -> None:
+def clip(model: nn.Module, train: Train) -> dict[str, float]:
     """Clip by the norm of all gradients together, that of a tied parameter once, or each element
-    by itself."""
+    by itself. Returns that norm, of what was not clipped yet, by its name in the log."""
+    norms = {}
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     if train.clip_norm is not None:
         norm = nn.utils.get_total_norm(gradients)
         nn.utils.clip_grads_with_norm_(model.parameters(), train.clip_norm, norm)
+        norms = {"gradient_norm": float(norm)}
     if train.clip_value is not None:
         nn.utils.clip_grad_value_(model.parameters(), train.clip_value)
+    return norms
 
 
 def copies(tensors: Tensors) -> dict[str, Tensor]:

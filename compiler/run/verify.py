@@ -11,13 +11,10 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from .. import pipeline
 from ..analysis.memory import reruns
@@ -25,7 +22,6 @@ from ..check.mean import check_mean
 from ..check.outcome import is_small
 from ..emit.write import write
 from ..errors import RunError
-from ..frontend.capture.build import build_model
 from ..frontend.capture.capture import capture
 from ..frontend.load import load
 from ..frontend.samples import microbatches, read_samples, samples_of_step, total_steps
@@ -34,10 +30,11 @@ from ..ir.norms import counting_norms
 from ..ir.spec import Spec, Train
 from ..passes.segment import segment
 from . import observe
-from .compare import Compare, Comparison, Row, measure, worst
+from .compare import Compare, Comparison, Row, worst
 from .launch import ForkServer, run_forked, run_torchrun
 from .observe import Recording
 from .reference import Followed, Trace, run_reference
+from .saved import check_saved, read_saved
 
 EXACT = 1e-10
 """In float64, the two trainings side by side. Measured on specs/, 3 steps: below 1e-14."""
@@ -49,6 +46,7 @@ ROUNDED_BF16 = 2e-2
 """The same for gradients under autocast: parts that are in bfloat16, of 8 bits, are added up in an
 order that hangs on how the model is written. Losses and updates are held to ROUNDED: forwards round
 alike. Measured on specs/ in two stages: 0 in most, at most 3e-3 of the step's largest gradient."""
+COARSE = ("float32", "bfloat16", "float16")
 WHOLE = 2
 """Steps that are compared with the whole batch in one go, too."""
 LONGEST_S = 24 * 3600.0
@@ -110,9 +108,9 @@ def verify(
             reference=reference,
             parameters=graph.parameters,
             replicas=replicas,
-            **limits(job.spec.train),
+            **limits(job.spec.train, graph),
         ).rows()
-        written = () if job.max_forwards else check_saved(job, ranks, graph)
+        written = () if job.max_forwards else check_saved(job.spec, job.folder, ranks, graph)
         return Comparison(worst([*check_recipes(graph, reference), *rows, *written]))
 
 
@@ -127,14 +125,20 @@ def is_separable(spec: Spec, graph: Graph) -> bool:
     return alone and is_small(graph, batch) and not check_mean(spec, graph, sizes)
 
 
-def limits(train: Train) -> dict[str, float]:
-    """What may differ, in gradients and in all else."""
+def rounds(graph: Graph) -> bool:
+    """Whether the model itself takes something on the loss's way to less than float64."""
+    return any(m.requires_grad and m.dtype in COARSE for m in graph.values.values())
+
+
+def limits(train: Train, graph: Graph) -> dict[str, float]:
+    """What may differ, in gradients, in a batch in one go, and in all else."""
+    whole = ROUNDED if rounds(graph) else EXACT
     if train.precision == "fp64":
-        return {"limit": EXACT, "gradient_limit": EXACT}
+        return {"limit": EXACT, "gradient_limit": EXACT, "whole_limit": whole}
     if train.precision == "fp32":
-        return {"limit": ROUNDED, "gradient_limit": ROUNDED}
+        return {"limit": ROUNDED, "gradient_limit": ROUNDED, "whole_limit": whole}
     limit = ROUNDED_BF16 if train.compile else ROUNDED  # compiled, fewer results are rounded
-    return {"limit": limit, "gradient_limit": ROUNDED_BF16}
+    return {"limit": limit, "gradient_limit": ROUNDED_BF16, "whole_limit": whole}
 
 
 def place(target: Path, *, exact: bool) -> Path | None:
@@ -245,17 +249,6 @@ def run(
     return observe.read(recordings, world_size)
 
 
-def read_saved(folder: Path) -> dict[str, Tensor]:
-    """The first values that no recipe gives, as they lie beside the scripts."""
-    path = folder / "weights.safetensors"
-    if not path.exists():
-        return {}
-    from safetensors.torch import load_file
-
-    found: dict[str, Tensor] = load_file(path)
-    return found
-
-
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """What the scripts logged, a line each step."""
     path = folder / "metrics.jsonl"
@@ -268,38 +261,3 @@ def check_recipes(graph: Graph, reference: Trace) -> Iterator[Row]:
     for fqn in graph.parameters:
         note = reference.untrue.get(fqn, "")
         yield Row("recipe", None, fqn, None if note else 0.0, 0.0, note)
-
-
-def check_saved(job: Job, ranks: Sequence[Recording], graph: Graph) -> Iterator[Row]:
-    """Whether the saved weights are those after the last step, and the user's model takes them."""
-    canonical = {n: p.fqn for p in graph.parameters.values() for n in (p.fqn, *p.aliases)}
-    last: dict[str, Tensor] = {}
-    for rank in ranks[:: job.spec.parallel.data]:
-        state = rank.steps[-1].state if rank.steps else rank.final
-        last |= {canonical.get(name, name): tensor for name, tensor in state.items()}
-    union: dict[str, Tensor] = {}
-    for rank in ranks:
-        if rank.rank % job.spec.parallel.data:
-            continue  # replica 0 saves
-        path = job.folder / f"weights-rank{rank.rank}.pt"
-        if not path.exists():
-            yield Row("saved", None, path.name, None, 0.0, "not written")
-            continue
-        for name, tensor in torch.load(path, weights_only=True, map_location="cpu").items():
-            fqn = canonical.get(name, name)
-            expected = {name: last[fqn]} if fqn in last else {}
-            yield measure("saved", None, name, tensor, expected, 0.0)
-            union[name] = tensor
-    yield load_strictly(job.spec, union)
-
-
-def load_strictly(spec: Spec, weights: Mapping[str, Tensor]) -> Row:
-    """Whether the user's model takes just these."""
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(spec)
-    try:
-        model.load_state_dict(weights, strict=True)
-    except RuntimeError as error:
-        words = " ".join(str(error).split())
-        return Row("saved", None, "all", None, 0.0, words)
-    return Row("saved", None, "all", 0.0, 0.0)

@@ -27,12 +27,12 @@ from ...ir.spec import Dataset, Spec
 from .arguments import dtype_name
 from .build import Built, build_model, state_tensors
 from .canonical import storages
-from .convert import Raw
 from .export import RawCall
 from .fields import first_sample, sample_keys
 from .leaf import constructor
 from .loss import output_name, returned_loss
 from .measure import measure
+from .raw import Raw
 from .rewrite import substitute
 from .training import Training
 from .user import location
@@ -52,6 +52,7 @@ def assemble(
     parameters = read_parameters(built, raw)
     aliases = read_aliases(built.model)
     canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
+    name_of = dict(zip(training.binding.fields, names.values(), strict=True))
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
     ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
     refuse_written_parameters(ops, canonical, parameters)
@@ -70,12 +71,7 @@ def assemble(
         ops=measured,
         values={name: meta for name, meta in metas.items() if name in live},
         outputs=tuple(zip(training.names, map(str, results), strict=True)),
-        weight=tuple(
-            name
-            for field in weight_fields(spec, training.binding)
-            for name, known in zip(names.values(), training.binding.fields, strict=True)
-            if known == field
-        ),
+        weight=tuple(name_of[field] for field in weight_fields(spec, training.binding)),
         canonical=canonical,
         names=read_names(raw, training),
         statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},

@@ -9,8 +9,8 @@ import torch
 
 from ...errors import CaptureError
 from ...ir.graph import Arg, CallId, Dim, Items, Op, State, TensorMeta
-from .convert import Raw
 from .export import RawCall
+from .raw import Raw
 from .user import location
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...ir.graph import CallId
 from .canonical import calls_around
-from .convert import Raw
+from .raw import Raw
 
 
 def dissolve_borrowers(raw: Raw) -> Raw:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from ...ir.graph import Arg, CallId, Op, Ref, State, TensorMeta
 from .arguments import to_arg
-from .convert import Raw
 from .private import functional_form, is_autocast
+from .raw import Raw
 from .record import max_inline_elements
 from .rewrite import name_states, rewrite, substitute, substitute_call, with_sizes
 

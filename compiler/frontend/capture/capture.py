@@ -14,10 +14,11 @@ from .batch import Generaliser, batch_sizes, refuse_coupled
 from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, numerics, plain_tensors
 from .canonical import canonicalise
-from .convert import Converter, Raw
+from .convert import Converter
 from .export import export
 from .fields import bind, read_fields
 from .private import is_fake, storage_address
+from .raw import Raw
 from .registered import refuse_underivable
 from .replay import replay
 from .sharing import refuse_shared

@@ -3,7 +3,7 @@ only torch's bookkeeping needs."""
 
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,12 +12,12 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
-from ...ir.graph import Arg, CallId, Items, Op, Recipe, Ref, State, Statement, TensorMeta
+from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from .arguments import dtype_name, spelling, to_arg
-from .checkpoints import Regions
 from .export import RawCall, Traced, needs_values
 from .places import Places, module_path, users_location
 from .private import inline_region, without_out
+from .raw import Raw
 from .registered import module_of
 from .schema import draws, dropped, given_positionals, is_default, running_statistics
 from .statements import frames, users_frame
@@ -25,29 +25,6 @@ from .user import location
 
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Each kind of device, and each CPU, runs these in a way of its own."""
-
-
-@dataclass
-class Raw:
-    """Ops as traced, with what later steps need to know about them. Built up, then read only."""
-
-    ops: list[Op] = field(default_factory=list)
-    values: dict[str, TensorMeta] = field(default_factory=dict)
-    inputs: list[str] = field(default_factory=list)
-    states: dict[str, TensorMeta] = field(default_factory=dict)
-    """Parameters and buffers, by the name that State gives them."""
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors of forward that the model does not hold, by the name that State gives them."""
-    recipes: dict[str, Recipe] = field(default_factory=dict)
-    """How the factory made some of these."""
-    output: Arg = None
-    calls: dict[CallId, RawCall] = field(default_factory=dict)
-    call_statements: dict[CallId, int] = field(default_factory=dict)
-    parents: dict[CallId, CallId] = field(default_factory=dict)
-    statements: dict[int, Statement] = field(default_factory=dict)
-    registered: dict[str, str] = field(default_factory=dict)
-    """Operations of the user's own -> the modules that register them."""
-    checkpoints: Regions = field(default_factory=Regions)
 
 
 class Converter:
