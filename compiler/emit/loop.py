@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ..ir.plan import Plan
-from ..ir.program import Collective, Instruction, Log, Program
+from ..ir.program import Collective, Instruction, Log, Loop, Program
 from ..ir.unit import Unit
 from .expression import quote
 from .job import Job
@@ -24,8 +24,10 @@ def loop_lines(
     if not job.plan.even:
         yield from size_lines(job.plan, weighted=job.spec.model.weight.kind != "samples")
     result = "means" if len(unit.outputs) > 1 else "loss"
+    if reads_early(job, program, unit):
+        batch = "batch"
     if unit.outputs and job.spec.model.weight.kind != "samples":
-        yield f"    batch = {batch}"
+        yield from [f"    batch = {batch}"] * (batch != "batch")
         yield "    shares = weigh(batch)"
         batch = "batch"
     yield f"    {f'{result} = ' if unit.outputs else ''}run_microbatches({batch})"
@@ -46,9 +48,20 @@ def loop_lines(
         if isinstance(item, Collective) and item.value == "loss":
             group = sum_over(job.plan, item.group)
             yield from wrap(f'guard("the loss of a replica", dist.all_reduce, {result}{group})', 4)
+    if reads_early(job, program, unit):
+        yield "    if step + 1 < STEPS:  # read while the GPU computes: the log waits for it"
+        yield "        batch = get_batch(step + 1)"
     if Log() in body:
         values = "*means.tolist()" if len(unit.outputs) > 1 else "loss.item()"
         yield f"    log(step, {values}{', norm.item()' if clips else ''})"
+
+
+def reads_early(job: Job, program: Program, unit: Unit) -> bool:
+    """Whether the next batch is read before the step's end. On a GPU the process runs ahead of the
+    computation, but for the rank that logs: it waits for the loss."""
+    loop = next(item for item in program.actions if isinstance(item, Loop))
+    logs = Log() in loop.body and bool(unit.inputs)
+    return logs and job.spec.cluster.device.kind == "cuda"
 
 
 def tied_lines(job: Job, unit: Unit, body: Sequence[Instruction]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from .data import DataView
 from .expression import quote
 from .job import Job, dtypes
 from .layout import width, wrap
+from .loop import reads_early
 from .messages import is_general, message_shape, variable
 from .norms import norm_group_lines
 from .optimizer import optimizer_lines
@@ -95,6 +96,8 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     if unit.outputs and not program.coords.get("data", 0):
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"
+    if reads_early(job, program, unit):
+        yield "batch = get_batch(0)"
 
 
 def device_lines(*, cuda: bool, distributed: bool) -> Iterator[str]:
