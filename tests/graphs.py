@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from ppc.errors import Location
-from ppc.ir.cluster import Cluster, Device, Link, Links
 from ppc.ir.graph import (
     Amount,
     Arg,
@@ -24,8 +23,12 @@ from ppc.ir.graph import (
     TensorMeta,
 )
 from ppc.ir.spec import (
+    Cluster,
     Data,
+    Device,
     Factory,
+    Link,
+    Links,
     Model,
     Optimizer,
     Parallel,

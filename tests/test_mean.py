@@ -162,6 +162,6 @@ def test_metrics_that_cannot_be(tmp_path: Path, returned: str, message: str) -> 
 def test_a_batch_in_which_nothing_counts_is_an_error(tmp_path: Path, fork_server) -> None:
     spec = job(tmp_path, {"kind": "tokens", "ignore_index": 3}, microbatches=2)
     write(compile(spec, tmp_path / "out"), tmp_path / "out")
-    plant(tmp_path / "out" / "rank0.py", "(labels != 3).sum()", "(labels != labels).sum()")
+    plant(tmp_path / "out" / "rank0.py", "(labels != 3).sum() if", "(labels != labels).sum() if")
     result = run_forked(tmp_path / "out", 1, timeout_s=60, server=fork_server)
     assert "rank 0, stage 0, step 1: the weights of the batch sum to 0" in result.ranks[0].stderr

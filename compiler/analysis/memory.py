@@ -163,7 +163,7 @@ def kept_bytes(
     footprint: Footprint, spec: Spec, microbatches: int, run: tuple[int, int] | EllipsisType
 ) -> Bytes:
     """What autograd keeps of so many microbatches, at the most."""
-    fields: Bytes = spec.train.global_batch * footprint.fields[run]
+    fields: Bytes = -(-spec.train.global_batch // spec.parallel.data) * footprint.fields[run]
     kept: Bytes = microbatches * footprint.saved[run] + footprint.again[run] + fields
     return kept
 
@@ -197,11 +197,8 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         (p.meta, Reach(-1, parts.of(held[fqn]), p.meta.bytes.at(1)))
         for fqn, p in graph.parameters.items()
     ]
-    values = [
-        (f.meta, reach)
-        for f in moving
-        if (reach := parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))).readers
-    ]
+    flowing = ((f.meta, parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))) for f in moving)
+    values = [(meta, reach) for meta, reach in flowing if reach.readers]
     trained = [(meta, reach) for meta, reach in states if meta.requires_grad]
     saved, fields = measure_kept(graph, samples)
     edges = np.ix_(*[[*starts, len(graph.layers)]] * 2)
