@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ppc.errors import Location
+from ppc.ir.cluster import Cluster, Device, Link, Links
 from ppc.ir.graph import (
     Amount,
     Arg,
@@ -23,12 +24,8 @@ from ppc.ir.graph import (
     TensorMeta,
 )
 from ppc.ir.spec import (
-    Cluster,
     Data,
-    Device,
     Factory,
-    Link,
-    Links,
     Model,
     Optimizer,
     Parallel,

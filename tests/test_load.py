@@ -21,12 +21,13 @@ from ppc.frontend import quantity
 from ppc.frontend.devices import known
 from ppc.frontend.load import load
 from ppc.frontend.schema import example_of, schema
+from ppc.ir import cluster
 from ppc.ir import spec as forms
+from ppc.ir.cluster import Link
 from ppc.ir.spec import (
     Factory,
     Group,
     InputSpec,
-    Link,
     LrSchedule,
     Optimizer,
     RandomField,
@@ -284,7 +285,9 @@ sections = {
     name: rules for name, rules in schema()["$defs"].items() if name[0].isupper() and name != "Data"
 }
 computed = {"pipeline", "microbatches"}  # auto in the schema, numbers in the form
-by_name = {name: getattr(forms, name) for name in sections} | {"Spec": Spec}
+by_name = {name: getattr(forms, name, None) or getattr(cluster, name) for name in sections} | {
+    "Spec": Spec
+}
 
 
 def keys_of(cls: type) -> set[str]:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..ir.cluster import Links
 from ..ir.graph import Graph, Layer, Ref
-from ..ir.spec import Links, Spec
+from ..ir.spec import Spec
 from .dataflow import metas
 
 

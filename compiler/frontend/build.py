@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Location
+from ..ir.cluster import Cluster, Device, Link, Links
 from ..ir.spec import (
     Arrays,
-    Cluster,
     Data,
     Dataset,
-    Device,
     Factory,
     Group,
     InputSpec,
-    Link,
-    Links,
     LrSchedule,
     Model,
     Optimizer,

@@ -13,7 +13,7 @@ Latencies are the usual few microseconds of NCCL's point-to-point.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ..ir.spec import Device, Link, Links
+from ..ir.cluster import Device, Link, Links
 
 
 def gpu(

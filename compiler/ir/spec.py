@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import Location, nearest
+from .cluster import Cluster
 from .train import Group, LrSchedule, Optimizer, Option, Train
 
 __all__ = [
@@ -18,12 +19,9 @@ __all__ = [
     "Cluster",
     "Data",
     "Dataset",
-    "Device",
     "Factory",
     "Group",
     "InputSpec",
-    "Link",
-    "Links",
     "LrSchedule",
     "Model",
     "Optimizer",
@@ -182,45 +180,6 @@ Data = Text | Tokens | Arrays | Random | Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One device of the cluster."""
-
-    kind: Literal["cpu", "cuda"]
-    memory: int
-    """Bytes."""
-    flops: Mapping[str, float]
-    """Precision -> dense FLOP/s; it has fp32, fp64 and bf16."""
-    memory_bandwidth: float
-    """Bytes/s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    bandwidth: float
-    """Bytes/s in one direction between two devices."""
-    latency: float
-    """Seconds."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    intra_node: Link
-    inter_node: Link
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    nodes: int = 1
-    devices_per_node: int
-    device: Device
-    links: Links
-
-    @property
-    def num_devices(self) -> int:
-        return self.nodes * self.devices_per_node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     pipeline: int
     """Number of stages; `auto` is one for each device, or for each entry of cuts and one."""
@@ -245,7 +204,7 @@ class Spec:
     """The spec file's own name where it gives none; the output folder is called so."""
     model: Model
     data: Data
-    train: Train = field(default_factory=Train)
+    train: Train = Train()  # noqa: RUF009  # frozen
     cluster: Cluster
     parallel: Parallel
     path: Path
