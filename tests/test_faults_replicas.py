@@ -172,7 +172,7 @@ def test_fault(scripts, fork_server, fault):
     for rank, right, wrong in planted:
         plant(scripts / f"rank{rank}.py", right, wrong)
     found = failed(verify(scripts, fork_server=fork_server, timeout_s=60))
-    order = ("initial", "loss", "gradient", "parameter", "replica", "buffer")
+    order = ("initial", "loss", "gradient", "metric", "parameter", "replica", "buffer")
     assert min(found, key=lambda row: (row[1] or 0, order.index(row[0]))) == first
 
 

@@ -165,3 +165,26 @@ def test_a_batch_in_which_nothing_counts_is_an_error(tmp_path: Path, fork_server
     plant(tmp_path / "out" / "rank0.py", "(labels != 3).sum() if", "(labels != labels).sum() if")
     result = run_forked(tmp_path / "out", 1, timeout_s=60, server=fork_server)
     assert "rank 0, stage 0, step 1: the weights of the batch sum to 0" in result.ranks[0].stderr
+
+
+TIED = LM.replace(
+    "self.head = nn.Linear(6, 11)",
+    "self.head = nn.Linear(6, 11, bias=False)\n        self.head.weight = self.emb.weight",
+)
+
+
+def test_a_replica_in_which_nothing_counts_and_a_tied_weight(tmp_path: Path, fork_server) -> None:
+    """One sample for each replica: in some steps one of them has no label that counts."""
+    labels = {"shape": [1], "dtype": "int64", "low": 2, "high": 4}
+    tokens = {"shape": [1], "dtype": "int64", "high": 11}
+    spec = make_spec(
+        tmp_path,
+        TIED,
+        model={"loss": "net.py:by_hand", "weight": TOKENS},
+        data={"source": "random", "samples": 8, "fields": {"x": tokens, "labels": labels}},
+        train={"global_batch": 4, "steps": 6, "optimizer": {"name": "sgd", "lr": 0.1}},
+        cluster={"devices_per_node": 4},
+        parallel={"pipeline": 2, "data": 2, "microbatches": 2},
+    )
+    prove(spec, fork_server)
+    assert "tied.grad = torch.zeros_like(tied)" in str(compile(spec, tmp_path / "out")[3].text)

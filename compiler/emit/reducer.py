@@ -28,9 +28,10 @@ def reduction(program: Program) -> Collective | None:
 
 
 def padded(job: Job, unit: Unit) -> list[str]:
-    """Parameters on several stages whose gradients are summed though a replica without samples
-    makes none: they start, and stay, as zeros."""
-    if job.plan.even or job.plan.replicas == 1:
+    """Parameters on several stages whose gradients are summed though a replica without samples, or
+    without any that counts, makes none: they start, and stay, as zeros."""
+    always = job.plan.even and job.spec.model.weight.kind == "samples"
+    if always or job.plan.replicas == 1:
         return []
     return [held.fqn for held in unit.state if held.trainable and len(held.stages) > 1]
 
