@@ -3,6 +3,7 @@ training needs."""
 
 import ast
 import sys
+from pathlib import Path
 
 import pytest
 from emitted import emit
@@ -10,6 +11,7 @@ from jobs import make_spec, prove
 
 from ppc.check.text import check_text
 from ppc.errors import CaptureError, InternalError
+from ppc.frontend.load import load
 from ppc.pipeline import compile, lower
 
 pytestmark = pytest.mark.torch
@@ -110,6 +112,14 @@ def test_the_module_lies_beside_the_scripts_that_import_it(tmp_path):
 
 
 @pytest.mark.dist
+def test_a_spec_named_from_the_folder_above(tmp_path, monkeypatch):
+    (tmp_path / "jobs").mkdir()
+    spec = job(tmp_path / "jobs", stages=2, cuts=["b"])
+    monkeypatch.chdir(tmp_path)
+    files = {file.path: file.text for file in compile(load(Path("jobs") / spec.path.name))}
+    assert files["cubes.py"] == CUBE
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_parity_over_two_stages(tmp_path, fork_server, schedule):
     spec = job(tmp_path, stages=2, schedule=schedule, cuts=["b"])

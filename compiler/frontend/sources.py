@@ -78,8 +78,9 @@ def imported_files(spec: Spec, registering: Iterable[str] = ()) -> Iterator[tupl
         yield spec.model.weight.kind.partition(":")[0], "model.weight"
     if ".py:" in spec.train.lr_schedule.name:
         yield spec.train.lr_schedule.name.partition(":")[0], "train.lr_schedule"
+    model = Path(spec.model.factory.target.partition(":")[0])
     for name in registering:
-        yield str(model_file(spec).with_name(f"{name}.py")), "model.factory"
+        yield str(model.with_name(f"{name}.py")), "model.factory"
 
 
 def with_imports(path: Path) -> dict[str, str]:
