@@ -143,7 +143,7 @@ class MicrobatchWriter:
         if self.program.rerun:
             yield from self.run_again()
         names, edges = self.with_gradient + self.sources(), incoming(self.program, "gradients")
-        alone = len(names) == len(edges) == len(edges[0].values) == 1 if edges else False
+        alone = len(edges) == 1 and len(names) == len(edges[0].values) == 1
         if alone and not self.multi and not self.program.rerun:
             yield f"live.pop(mb).backward({variable(edges[0], self.program.rank)}.take(mb))"
         else:
