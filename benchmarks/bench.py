@@ -18,7 +18,11 @@ from ppc.run.launch import ForkServer, run_forked
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 600.0
-MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**33)}
+MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+}
 """Freed memory stays with the process, on both sides, as it does on a GPU. Else glibc gives large
 blocks back and faults them in again, more on one side by luck: some per cent of a step."""
 

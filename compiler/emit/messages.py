@@ -4,6 +4,14 @@ from collections.abc import Sequence
 
 from ..ir.graph import Dim, TensorMeta
 from ..ir.program import Edge, Program
+from .job import Job
+
+LARGE = 2**20
+"""Bytes of a message that take longer to copy than a thread to start."""
+REDUCIBLE = {
+    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",
+}  # fmt: skip
+"""What gloo's collectives take."""
 
 
 def variable(edge: Edge, rank: int) -> str:
@@ -46,3 +54,19 @@ def message_shape(edge: Edge, meta: TensorMeta) -> tuple[int | Dim, ...]:
     if edge.kind == "gradients" or not meta.order:
         return meta.shape
     return tuple(meta.shape[dim] for dim in meta.order)
+
+
+def goes_by_thread(job: Job) -> bool:
+    """Whether messages go as broadcasts in groups of two ranks.
+
+    Gloo's isend copies the message in the thread that calls it, and a rank with a large one stands
+    still meanwhile; collectives copy in gloo's own threads.
+    """
+    if job.spec.cluster.device.kind != "cpu":
+        return False
+    messages = [edge.values for program in job.programs for edge in program.edges]
+    largest = max(
+        sum(meta.bytes.at(job.plan.microbatch_size) for _, meta in values) for values in messages
+    )
+    kinds = {meta.dtype for values in messages for _, meta in values}
+    return largest >= LARGE and kinds <= REDUCIBLE

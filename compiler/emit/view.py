@@ -19,7 +19,7 @@ from .layout import wrap
 from .lift import Lifted, lift
 from .loop import loop_lines, view_log
 from .mean import weigh_lines
-from .messages import is_general
+from .messages import goes_by_thread, is_general
 from .norms import view_norms, with_synced
 from .optimizer import view_clip, view_course
 from .recompute import view_recompute
@@ -183,8 +183,13 @@ def view_comm(job: Job, program: Program) -> dict[str, object]:
     if windows:
         sends = "one send" if max(windows) == 1 else f"{max(windows)} sends"
         words.append(f"at most {sends} under way")
+    doc = f"Messages from rank to rank, in order; {', '.join(words)}."
+    by_thread = goes_by_thread(job)
+    if by_thread:
+        doc += " Broadcasts in groups of two: gloo's isend copies before it returns."
     return {
-        "doc": paragraph(f"Messages from rank to rank, in order; {', '.join(words)}.", 89),
+        "doc": paragraph(doc, 89),
+        "by_thread": by_thread,
         "dtype": f"torch.{dtypes[job.spec.train.precision]}",
         "receives": bool(ahead),
         "sends": bool(windows),
