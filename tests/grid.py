@@ -39,6 +39,9 @@ MODELS = {
 """Model -> its spec, smaller arguments, data, and the modules to compute again."""
 DROPS = ("gpt", "gpt_tied", "lstm")
 """Models with dropout."""
+EVERY_LAYOUT = ("gpt_tied", "resnet18", "unet3d")
+"""Models that take every layout: tied weights and dropout, batch norms, skips over stages. The
+others are in rows that have every pair."""
 FACTORS = {
     "model": tuple(MODELS),
     "stages": (1, 2, 3, 4),

@@ -1,7 +1,7 @@
 """Every workload on many layouts.
 
-The rows have every pair of a model with a property of a layout, and of any two properties; the
-whole grid is in test_grid_text.py and test_grid_more.py, two files for two processes.
+The rows have every pair of a model with a property of a layout, and of any two properties; every
+layout of three models is in test_grid_text.py and test_grid_more.py, two files for two processes.
 """
 
 from itertools import product

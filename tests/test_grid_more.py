@@ -1,12 +1,12 @@
-"""The whole grid of the models without dropout."""
+"""Every layout of the models without dropout."""
 
 import pytest
-from grid import DROPS, MODELS, check_every_layout
+from grid import DROPS, EVERY_LAYOUT, check_every_layout
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in DROPS])
+@pytest.mark.parametrize("model", [name for name in EVERY_LAYOUT if name not in DROPS])
 def test_every_layout(tmp_path, fork_server, capsys, model):
     def tell(words):
         with capsys.disabled():
