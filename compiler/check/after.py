@@ -52,7 +52,10 @@ def check_after_step(
             if isinstance(tensor, nn.Parameter):
                 fill(tensor)
         stages = make_stages(graph, units, scripts, state)
+        drawn = torch.get_rng_state()
         run(model, "the model")
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise CaptureError(f"{name} draws random numbers, which differ on every rank", where)
         expected = read_state(graph, model)
         for unit, stage in zip(units, stages, strict=True):
             run(stage, f"stage {unit.stage}")
@@ -94,8 +97,20 @@ def make_stages(
     for unit, script in zip(units, scripts, strict=True):
         stage = make_stage(compile_classes(script, unit, graph.functions), imported(graph))
         load(stage, unit, state)
+        as_parameters(stage)
         found.append(stage)
     return found
+
+
+def as_parameters(stage: nn.Module) -> None:
+    """What was loaded, a plain tensor each, as the script has it."""
+    made: dict[int, nn.Parameter] = {}
+    for module in stage.modules():
+        held = module._parameters  # noqa: SLF001  # setattr takes no plain tensor for a parameter
+        for name, tensor in held.items():
+            if tensor is not None:
+                made.setdefault(id(tensor), nn.Parameter(tensor.detach(), tensor.requires_grad))
+                held[name] = made[id(tensor)]
 
 
 def run_after(after: Callable[[nn.Module], Any], spec: Spec, module: nn.Module, what: str) -> None:
@@ -103,7 +118,6 @@ def run_after(after: Callable[[nn.Module], Any], spec: Spec, module: nn.Module, 
     name, where = spec.train.after_step, spec.at("train.after_step")
     parameters = dict(module.named_parameters())
     buffers = {key: (t, t._version) for key, t in module.named_buffers()}  # noqa: SLF001
-    drawn = torch.get_rng_state()
     with torch.no_grad(), users_errors(where, f"{name} failed on {what}"):
         after(module)
     for key, parameter in module.named_parameters():
@@ -115,8 +129,6 @@ def run_after(after: Callable[[nn.Module], Any], spec: Spec, module: nn.Module, 
         if before is not tensor or version != tensor._version:  # noqa: SLF001
             hint = "leave buffers alone: replicas have their own"
             raise CaptureError(f"{name} changes the buffer {key}", where, hint)
-    if not torch.equal(drawn, torch.get_rng_state()):
-        raise CaptureError(f"{name} draws random numbers, which differ on every rank", where)
 
 
 def compare(spec: Spec, unit: Unit, stage: nn.Module, expected: Mapping[str, Tensor]) -> None:

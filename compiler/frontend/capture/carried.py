@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 import torch
 
@@ -95,7 +96,7 @@ def kind_of(value: object) -> str:
     """A value, for people."""
     if isinstance(value, ModuleType):
         return f"the module {value.__name__}"
-    name = type(value).__name__
+    name = "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
@@ -190,15 +191,15 @@ def find_node(value: type | FunctionType) -> ast.ClassDef | ast.FunctionDef:
     else:
         kind = ast.ClassDef
         lines = {f.__code__.co_firstlineno for _, f in functions_of(value)}
-    found = [
-        node
-        for node in ast.walk(parse(source_file(value)))
-        if isinstance(node, kind) and node.name == value.__name__  # type: ignore[attr-defined]
-        if all(first_line(node) <= line <= node.end_lineno for line in lines)  # type: ignore[attr-defined]
-    ]
-    if not found:
+    found: list[tuple[int, Any]] = []
+    for node in ast.walk(parse(source_file(value))):
+        if isinstance(node, kind) and getattr(node, "name", "") == value.__name__:
+            span = range(first_line(node), (getattr(node, "end_lineno", None) or 0) + 1)
+            found.append((sum(line in span for line in lines), node))
+    most, best = max(found, key=lambda pair: pair[0], default=(0, None))
+    if best is None or (lines and not most):
         raise NotCarriedError(f"the source of {value.__name__} is not found", own_file)
-    return found[-1]  # type: ignore[return-value]
+    return best  # type: ignore[no-any-return]
 
 
 def first_line(node: ast.AST) -> int:
@@ -215,11 +216,11 @@ def source(value: type | FunctionType) -> str:
 
 
 def defined_at(value: type) -> str:
-    """`/folder/net.py:7`"""
+    """`/folder/net.py:7`; "" where that is not known."""
     try:
         return f"{source_file(value)}:{find_node(value).lineno}"
     except NotCarriedError:
-        return source_file(value)
+        return ""
 
 
 def global_names(text: str) -> set[str]:
