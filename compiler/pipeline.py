@@ -16,6 +16,7 @@ from .analysis.invariants.program import verify_programs
 from .analysis.invariants.schedule import verify_schedule
 from .analysis.invariants.unit import verify_units
 from .analysis.predict import predict, step_s
+from .check.after import check_after_step
 from .check.capture import check_capture, microbatch_sizes
 from .check.mean import check_mean
 from .check.norms import check_norms, seen_together
@@ -72,6 +73,7 @@ def compile(
     scripts = [str(files[rank].text) for rank in first]
     units = tuple(unit for unit in job.units if unit.rank in first)
     check_text(spec, job.graph, units, scripts, *microbatch_sizes(spec, job.plan, job.graph))
+    check_after_step(spec, job.graph, units, scripts)
     return files
 
 
@@ -149,6 +151,7 @@ def make_job(
         paths=data_paths(spec, folder),
         weight_module=script_module(spec.model.weight.kind),
         course_module=script_module(spec.train.lr_schedule.name),
+        after_module=script_module(spec.train.after_step or ""),
     )
 
 

@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Any, TypeGuard
 
 import torch
@@ -15,8 +15,10 @@ from ..errors import InternalError
 from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import fake_mode
+from ..frontend.capture.replay import classes
 from ..frontend.capture.training import make_training
 from ..frontend.capture.user import first_line
+from ..ir.function import UsersFunction
 from ..ir.graph import Graph
 from ..ir.spec import Spec
 from ..ir.unit import Unit
@@ -46,7 +48,8 @@ def check_text(
     """
     with numerics(spec):
         stages = [
-            compile_classes(script, unit) for script, unit in zip(scripts, units, strict=True)
+            compile_classes(script, unit, graph.functions)
+            for script, unit in zip(scripts, units, strict=True)
         ]
         faults = list(compare(spec, graph, units, stages, sizes))
     if faults:
@@ -77,10 +80,14 @@ def compare(
         yield f"it fails: {type(error).__name__}: {first_line(error)}"
 
 
-def compile_classes(script: str, unit: Unit) -> CodeType:
-    """The imports of torch, the classes and seed_layer of a script, and how it starts its stage."""
+def compile_classes(
+    script: str, unit: Unit, functions: Mapping[str, UsersFunction] = MappingProxyType({})
+) -> CodeType:
+    """The imports of torch, the classes and seed_layer of a script, and how it starts its stage.
+    `functions`: the graph's, which need more."""
     tree = ast.parse(script)
-    wanted = [node for node in tree.body if is_wanted(node)]
+    own = {name for f in functions.values() for name, _ in (*f.parts, *f.imports)}
+    wanted = [node for node in tree.body if is_wanted(node) or own & set(defined(node))]
     made = ast.parse("stage = Stage()").body + [n for n in ast.walk(tree) if is_evaluation(n)]
     for around in {ast.unparse(c) for node in ast.walk(tree) for c in autocasts(node)}:
         made += ast.parse(f"stage.forward = {around}(stage.forward)").body
@@ -94,6 +101,21 @@ def is_wanted(node: ast.stmt) -> bool:
     if isinstance(node, ast.Import):
         return all(alias.name.split(".")[0] in ("torch", "math", "zlib") for alias in node.names)
     return isinstance(node, ast.ClassDef)
+
+
+def defined(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement of a script gives a meaning."""
+    if isinstance(node, ast.FunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in node.names)
+    elif isinstance(node, ast.Assign):
+        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+
+
+def imported(graph: Graph) -> dict[str, object]:
+    """What scripts import from the user's modules for their stages."""
+    return {f.name: classes[target] for target, f in graph.functions.items() if f.module}
 
 
 def is_evaluation(node: ast.AST) -> TypeGuard[ast.stmt]:
@@ -111,9 +133,9 @@ def autocasts(node: ast.AST) -> list[ast.expr]:
     return [e for e in entered if ast.unparse(e).startswith("torch.autocast(")]
 
 
-def make_stage(code: CodeType) -> nn.Module:
+def make_stage(code: CodeType, imported: Mapping[str, object] = MappingProxyType({})) -> nn.Module:
     """The script's stage, the only replica of it."""
-    names: dict[str, object] = {"device": torch.device("cpu"), "__name__": "rank"}
+    names: dict[str, object] = {"device": torch.device("cpu"), "__name__": "rank", **imported}
     names |= {"REPLICA": 0, "REPLICAS": 1, "sum_replicas": lambda tensor: tensor}
     exec(code, names)  # noqa: S102  # our own text
     return names["stage"]  # type: ignore[return-value]
@@ -135,7 +157,8 @@ def compare_numbers(
 
     with torch.random.fork_rng(devices=[]):
         expected = run_graph(graph, state, inputs, seed)
-        found = run_stages(graph, units, [make_stage(code) for code in stages], state, inputs)
+        made = [make_stage(code, imported(graph)) for code in stages]
+        found = run_stages(graph, units, made, state, inputs)
     yield from differences(found, expected, tolerance_of(spec.train.precision))
 
 
@@ -147,7 +170,8 @@ def compare_gradients(
         inputs = [make(i.meta, batch) for i in graph.inputs]
         state = {fqn: make(p.meta, batch) for fqn, p in graph.parameters.items()}
         expected = run_graph(graph, state, inputs)
-        found = run_stages(graph, units, [make_stage(code) for code in stages], state, inputs)
+        made = [make_stage(code, imported(graph)) for code in stages]
+        found = run_stages(graph, units, made, state, inputs)
     yield from unpaired("gradient", found.gradients, expected.gradients)
 
 
@@ -155,7 +179,7 @@ def compare_listings(graph: Graph, unit: Unit, code: CodeType, batch: int) -> It
     """One stage on tensors without values."""
     mode = fake_mode()
     with mode:
-        stage = make_stage(code)
+        stage = make_stage(code, imported(graph))
         normalise_alone(stage)
         load(stage, unit, {fqn: make(p.meta, 0) for fqn, p in graph.parameters.items()})
         given = {t.value: receive(make(t.meta, batch), t) for t in unit.receives}

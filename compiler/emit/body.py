@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ..ir.function import users_class
 from ..ir.graph import Graph, Ref, State, TensorMeta, references
 from .expression import Expr, plain
 from .hints import assigned, elements
@@ -98,7 +99,8 @@ class Writer:
     def expression(self, item: Item) -> Spelled:
         if item.call is not None:
             return self.spell_call(item, self)
-        pattern = "({},)" if is_tuple_of_one(item) else ", ".join(["{}"] * len(item.makes))
+        single = is_tuple_of_one(item, self.graph)
+        pattern = "({},)" if single else ", ".join(["{}"] * len(item.makes))
         return Spelled(spell(item.op, self.name, self.metas), item.makes, pattern)
 
     def seed(self, item: Item) -> str | None:
@@ -185,8 +187,10 @@ def widest(values: Iterable[str], texts: Mapping[str, Expr]) -> str:
     return max(sorted(values), key=lambda value: len(plain(texts[value].text)))
 
 
-def is_tuple_of_one(item: Item) -> bool:
+def is_tuple_of_one(item: Item, graph: Graph) -> bool:
     """Whether an op gives a list of one tensor (`x.split(...)` in one piece)."""
+    if item.op.target in graph.functions:
+        return len(item.makes) == 1 and graph.functions[item.op.target].in_tuple
     namespace, name, _ = item.op.target.split(".")
     lists = name in ("split", "chunk", "unbind", "split_with_sizes") and namespace == "aten"
     return len(item.makes) == 1 and lists
@@ -244,6 +248,8 @@ def fallback(inside: Mapping[str, str], value: str, item: Item) -> str:
         parts = [part for part in item.call.path.split(".") if not part.isdigit()]
         return parts[-1] if parts else "x"
     name = item.op.target.split(".")[1].strip("_")
+    if users_class(item.op.target):
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     if name in valued and len(item.makes) > 1:
         return ("values", "indices")[item.makes.index(value)]
     return nouns.get(name, name)

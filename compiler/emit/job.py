@@ -40,4 +40,6 @@ class Job:
     weight_module: str = ""
     """What the scripts import the user's weight from,"""
     course_module: str = ""
-    """and the user's course of the learning rate."""
+    """the user's course of the learning rate,"""
+    after_module: str = ""
+    """and what the user wants to run after each step."""

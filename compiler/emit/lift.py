@@ -15,6 +15,7 @@ from .calls import Calls, signature
 from .classes import Class, Draft, unify, whole
 from .expression import Expr, call, quote
 from .function import Function, FunctionWriter
+from .functions import function_names
 from .loops import LoopFinder
 from .scope import script
 from .tree import Item, Tree, is_leaf, make_tree
@@ -69,7 +70,8 @@ class Lifter:
         for height in range(1, max(heights.values(), default=0) + 1):
             paths = [path for path, value in heights.items() if value == height]
             drafts = [self.draft(path) for path in paths]
-            made, instances = unify(drafts, script.union(c.name for c in classes))
+            names = function_names(self.graph, self.unit)
+            made, instances = unify(drafts, names.union(script, (c.name for c in classes)))
             classes += made
             self.instances |= instances
         sends = tuple(dict.fromkeys(t.value for t in self.unit.sends))

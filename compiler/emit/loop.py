@@ -42,8 +42,11 @@ def loop_lines(
         if varies(job.spec):
             yield from rate_lines(job, unit)
         yield "    optimizer.step()"
+        yield from after_lines(job)
         stay = reduces or padded(job, unit)
         yield f"    optimizer.zero_grad({'set_to_none=False' if stay else ''})"
+    else:
+        yield from after_lines(job)
     for item in body:
         if isinstance(item, Collective) and item.value == "loss":
             group = sum_over(job.plan, item.group)
@@ -54,6 +57,13 @@ def loop_lines(
     if Log() in body:
         values = "*means.tolist()" if len(unit.outputs) > 1 else "loss.item()"
         yield f"    log(step, {values}{', norm.item()' if clips else ''})"
+
+
+def after_lines(job: Job) -> Iterator[str]:
+    """What the user wants done to the parameters after each update, frozen ones among them."""
+    if job.spec.train.after_step is not None:
+        yield "    with torch.no_grad():"
+        yield "        after_step(stage)"
 
 
 def reads_early(job: Job, program: Program, unit: Unit) -> bool:

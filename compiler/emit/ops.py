@@ -1,12 +1,13 @@
 """One op -> one Python expression, as a person would write it.
 
-Spelling is tried in this order: a way of its own, operators, torch.nn.functional, methods, torch.*;
-what has none of them is called through torch.ops. Nothing here is trusted: the emitted text is
-captured again and compared with the graph (`check/`).
+Spelling is tried in this order: a class of the user's, a way of its own, operators,
+torch.nn.functional, methods, torch.*; what has none of them is called through torch.ops. Nothing
+here is trusted: the emitted text is captured again and compared with the graph (`check/`).
 """
 
 from collections.abc import Mapping
 
+from ..ir.function import users_class
 from ..ir.graph import Op, TensorMeta
 from .arguments import Names, argument, arguments, spell_arg
 from .expression import Expr, Level, binary, call, method
@@ -34,6 +35,9 @@ functions = frozenset(
 
 def spell(op: Op, names: Names, values: Mapping[str, TensorMeta]) -> Expr:
     """The expression for an op. Several outputs come as a tuple."""
+    if cls := users_class(op.target):
+        named = zip(op.arg_names, op.args, strict=True)
+        return call(f"{cls}.apply", [spell_arg(value, names, key).text for key, value in named])
     namespace, name, _ = op.target.split(".")
     if namespace not in ("aten", "ppc"):
         return users_own(f"torch.ops.{namespace}.{name}", op, names)

@@ -4,6 +4,7 @@ from the text itself."""
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping
 
 import jinja2
@@ -61,9 +62,9 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
     """One script: its text first, then the imports and constants that the text uses."""
     template = templates.get_template("rank.py.j2")
     data = view["data"]
-    own = list(data["modules"]) if isinstance(data, Mapping) else []
-    own = sorted({*own, *view["modules"], *view["course_modules"]})  # type: ignore[misc]  # a list of lines
-    own = [*view["registering"], *own]  # type: ignore[misc]  # the same
+    lists = [data["modules"] if isinstance(data, Mapping) else []]
+    lists += [view[f"{what}modules"] for what in ("", "course_", "after_", "function_")]
+    own = [*view["registering"], *sorted({line for lines in lists for line in lines})]  # type: ignore[misc]  # a list of lines
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
     constants = view["training_constants"]
@@ -84,10 +85,18 @@ def is_used(line: str, body: str) -> bool:
 
 def choose_imports(body: str, own: list[str]) -> list[str]:
     """The imports that a script's text uses, sorted as isort does."""
-    used = [line for line in modules if re.search(rf"\b{line.split()[-1]}\.", body)]
-    used += ["from pathlib import Path"]
-    torch_used = [line for line in torch_modules if re.search(rf"\b{line.split()[-1]}\.", body)]
-    return [*used, "", *torch_used, *(["", *own] if own else [])]
+    groups: list[list[str]] = [["from pathlib import Path"], [], []]
+    for group, lines in zip(groups, (modules, torch_modules), strict=False):
+        group += [line for line in lines if re.search(rf"\b{line.split()[-1]}\.", body)]
+    for line in own:
+        root = re.split(r"[ .]", line)[1]
+        groups[0 if root in sys.stdlib_module_names else 1 if root == "torch" else 2].append(line)
+    standard, of_torch, others = groups
+    return [*in_order(standard), "", *in_order(of_torch), *(["", *others] if others else [])]
+
+
+def in_order(lines: list[str]) -> list[str]:
+    return sorted(lines, key=lambda line: (line.startswith("from "), line))
 
 
 def manifest(job: Job, digest: str, paths: list[str]) -> dict[str, object]:

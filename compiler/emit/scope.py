@@ -47,7 +47,7 @@ script = frozenset(
      "GROUP_LRS", "MAX_VALUE", "group", "rest", "parameter", "name", "lr", "lr_factor", "bisect",
      "itertools", "map_tokens", "fingerprint", "shards", "starts", "counts", "contextlib",
      "Reducer", "reducer", "REPLICA", "REPLICAS", "BUCKET_BYTES", "members", "weigh", "weight_of",
-     "statistics_kept", "recompute", "path",
+     "statistics_kept", "recompute", "path", "after_step",
      "NormalizeTogether", "SyncBatchNorm1d", "SyncBatchNorm2d", "SyncBatchNorm3d", "sum_replicas",
      "norm_groups")
 )  # fmt: skip

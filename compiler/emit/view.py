@@ -14,6 +14,7 @@ from .classes import Class
 from .constants import training_constants
 from .data import view_data
 from .describe import describe_rank, paragraph
+from .functions import view_functions
 from .job import Job, dtypes
 from .layout import wrap
 from .lift import Lifted, lift
@@ -50,6 +51,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "microbatches": plan.microbatches,
         "training_constants": training_constants(spec, data, even=plan.even),
         "default_dtype": default_dtype(spec),
+        **view_functions(job.graph, unit),
         "classes": [view_class(c, job, unit) for c in (*lifted.classes, lifted.stage)],
         "seeds": bool(unit.seeds),
         "compiled": spec.train.compile,
@@ -73,7 +75,8 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
 def registering(graph: Graph, unit: Unit) -> list[str]:
     """Imports of the user's modules that register operations of this stage."""
     found: dict[str, list[str]] = {}
-    for target in sorted({op.target for op in unit.ops} & graph.registered.keys()):
+    wanted = graph.registered.keys() - graph.functions.keys()
+    for target in sorted({op.target for op in unit.ops} & wanted):
         found.setdefault(graph.registered[target], []).append(target.rpartition(".")[0])
     return [
         f"import {module}  # noqa: F401  # registers torch.ops.{', torch.ops.'.join(operations)}"
@@ -203,7 +206,10 @@ def view_update(job: Job, program: Program, unit: Unit) -> dict[str, object]:
     """Learning rate, clipping, log and the lines of the training loop."""
     trains = any(held.trainable for held in unit.state)
     loop = next(item for item in program.actions if isinstance(item, Loop))
+    after = job.spec.train.after_step
+    name = after.partition(":")[2] if after else ""
     return {
+        "after_modules": [f"from {job.after_module} import {name} as after_step"] if name else [],
         **view_course(job, unit, needed=trains or Log() in loop.body),
         "clip": view_clip(job, program, unit) if job.spec.train.clip_norm is not None else None,
         "log": view_log(job, unit) if Log() in loop.body else None,

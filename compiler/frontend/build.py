@@ -139,8 +139,8 @@ def build_random_field(tree: Tree) -> RandomField:
 
 def build_train(tree: Tree) -> Train:
     names = (
-        "global_batch", "steps", "epochs", "clip_norm", "clip_value", "precision", "compile",
-        "seed",
+        "global_batch", "steps", "epochs", "clip_norm", "clip_value", "after_step", "precision",
+        "compile", "seed",
     )  # fmt: skip
     given = pick(tree, *names)
     if "epochs" in given:

@@ -40,6 +40,8 @@ def named_callables(spec: Spec) -> Iterator[tuple[str, str]]:
     if isinstance(spec.data, Dataset):
         yield "data.source", spec.data.source
         yield from factories(spec.data.args, "data.args")
+    if spec.train.after_step is not None:
+        yield "train.after_step", spec.train.after_step
     if ":" in spec.train.lr_schedule.name:
         given = "train.lr_schedule.name" in spec.locations
         yield f"train.lr_schedule{'.name' if given else ''}", spec.train.lr_schedule.name

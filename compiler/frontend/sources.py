@@ -78,6 +78,8 @@ def imported_files(spec: Spec, registering: Iterable[str] = ()) -> Iterator[tupl
         yield spec.model.weight.kind.partition(":")[0], "model.weight"
     if ".py:" in spec.train.lr_schedule.name:
         yield spec.train.lr_schedule.name.partition(":")[0], "train.lr_schedule"
+    if spec.train.after_step and ".py:" in spec.train.after_step:
+        yield spec.train.after_step.partition(":")[0], "train.after_step"
     model = Path(spec.model.factory.target.partition(":")[0])
     for name in registering:
         yield str(model.with_name(f"{name}.py")), "model.factory"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .function import UsersFunction
 from .values import (
     Amount,
     Arg,
@@ -248,6 +249,8 @@ class Graph:
     registered: Mapping[str, str] = field(default_factory=dict)
     """Operations of the user's own, `bench.sleep.default` -> the module beside the model's that
     registers them."""
+    functions: Mapping[str, UsersFunction] = field(default_factory=dict)
+    """Autograd functions of the user's, by the target of their ops."""
     layers: tuple[Layer, ...] = ()
     recompute: tuple[str, ...] = ()
     """Paths of modules that keep only what they are given: their calls run again in the backward.

@@ -81,6 +81,9 @@ class Train:
     """Greatest norm of the whole model's gradient; None: not clipped."""
     clip_value: float | None = None
     """Greatest element of it, up and down; None: not clipped."""
+    after_step: str | None = None
+    """`file.py:callable` or `package.module:callable`, called with each stage's module under
+    torch.no_grad() after every step of the optimizer. It changes parameters, in place."""
     precision: Literal["fp32", "fp64", "bf16"] = "fp32"
     """bf16: weights, gradients and the optimizer in fp32, forward under torch.autocast."""
     compile: bool = False

@@ -47,7 +47,7 @@ class Step:
     gradients: Tensors
     """As the optimizer reads them: summed over microbatches, clipped."""
     state: Tensors
-    """Parameters and buffers just after it."""
+    """Parameters and buffers after it, before the next forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ class Observer:
         self.max_forwards, self.forwards, self.updated = max_forwards, 0, False
         self.stage: nn.Module | None = None
         self.initial: dict[str, Tensor] = {}
-        self.gradients: dict[str, Tensor] = {}
+        self.read: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] | None = None
+        """Of a step whose state has not been taken."""
         self.steps: list[Step] = []
         self.first = register_module_forward_pre_hook(self.before_first)
 
@@ -86,6 +88,7 @@ class Observer:
         self.before_forward(module, inputs)
 
     def before_forward(self, _module: nn.Module, _inputs: Any) -> None:
+        self.take()
         if self.forwards == self.max_forwards:
             raise EnoughSeenExit(0)
         self.forwards, self.updated = self.forwards + 1, False
@@ -93,7 +96,7 @@ class Observer:
     def before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if any("param_names" not in group for group in optimizer.param_groups):
             raise RunError("this optimizer has no names", hint="give it stage.named_parameters()")
-        self.gradients = {
+        self.read = {
             name: copy(parameter.grad)
             for group in optimizer.param_groups
             for name, parameter in zip(group["param_names"], group["params"], strict=True)
@@ -101,8 +104,14 @@ class Observer:
         }
 
     def after_step(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self.steps.append(Step(self.gradients, state_of(self.stage)))
-        self.updated = True
+        self.gradients, self.updated = self.read, True
+
+    def take(self) -> None:
+        """Note a step when all that follows it has been done: the script may change weights
+        once more."""
+        if self.gradients is not None:
+            self.steps.append(Step(self.gradients, state_of(self.stage)))
+            self.gradients = None
 
     @property
     def done(self) -> bool:
@@ -112,6 +121,7 @@ class Observer:
         return self.updated or not any(p.requires_grad for p in self.stage.parameters())
 
     def recording(self, rank: int) -> Recording:
+        self.take()
         return Recording(rank, self.initial, tuple(self.steps), state_of(self.stage))
 
 

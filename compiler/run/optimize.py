@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import RunError
-from ..frontend.capture.user import resolve
+from ..frontend.capture.user import resolve, users_errors
 from ..ir.spec import LrSchedule, Spec, Train
 
 Course = Callable[[int], float]
@@ -46,7 +46,7 @@ def make_course(spec: Spec, steps: int) -> Course:
     """The factor by step of a training of `steps` steps: the warm-up's, then the schedule's."""
     form = spec.train.lr_schedule
     if ":" in form.name:
-        factor = users_factor(form.name, spec.folder)
+        factor = users_function(form.name, spec.folder)
         return lambda step: warm(form, step) * factor(step)
     kinds: dict[str, Course] = {
         "constant": lambda _: 1.0,
@@ -89,7 +89,20 @@ def one_cycle(form: LrSchedule, step: int, steps: int) -> float:
     return last + (1 - last) * half_cosine((step - top) / (steps - 1 - top))
 
 
-def users_factor(name: str, folder: Path) -> Course:
+def make_after(spec: Spec) -> Callable[[nn.Module], None]:
+    """What the spec wants done to the model after each step."""
+    name = spec.train.after_step
+    after = users_function(name, spec.folder) if name else None
+
+    def run(model: nn.Module) -> None:
+        if after is not None:
+            with torch.no_grad(), users_errors(spec.at("train.after_step"), f"{name} failed"):
+                after(model)
+
+    return run
+
+
+def users_function(name: str, folder: Path) -> Callable[..., Any]:
     """The user's callable, whose results count as they are."""
     found = resolve(name, folder, None)
     if not callable(found):

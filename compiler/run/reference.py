@@ -40,7 +40,7 @@ from ..frontend.samples import (
 from ..ir.graph import Graph
 from ..ir.spec import Spec, Train
 from .observe import Step, Tensors, copy
-from .optimize import make_course, make_optimizer, step_optimizer
+from .optimize import make_after, make_course, make_optimizer, step_optimizer
 from .replicas import Replicas, make_replicas, overwrite
 from .seeding import Seeder
 from .together import Together
@@ -138,7 +138,7 @@ def train(
     """Results, gradients and new state of each step, its buffers by replica, and it in one go."""
     model, length = training.model, total_steps(spec, samples.count)
     optimizer = make_optimizer(spec.train, list(model.named_parameters()))
-    course = make_course(spec, length)
+    course, after = make_course(spec, length), make_after(spec)
     replicas = make_replicas(spec, training)
     with replicas.following(graph) as seeders:
         for step in range(steps):
@@ -158,6 +158,7 @@ def train(
             if step < len(follow):
                 overwrite(live_gradients(model), follow[step].gradients)
             step_optimizer(optimizer, course, step)
+            after(model)
             taken = Step(gradients, full_state(model))
             yield {**results, **norms}, taken, replicas.copies(), compared
             if step < len(follow):

@@ -9,7 +9,8 @@ from torch import nn
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec
-from .assemble import assemble
+from .assemble import assemble, short
+from .backward import try_backwards
 from .batch import Generaliser, batch_sizes, refuse_coupled
 from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, numerics, plain_tensors
@@ -51,10 +52,15 @@ def capture(spec: Spec) -> Graph:
             if spec.parallel.microbatches * spec.parallel.data > 1:
                 refuse_coupled(raw)
             graph = assemble(spec, raw, built, training, sizes, told)
-    graph = replace(graph, registered=raw.registered)
+    functions = {
+        target: replace(function, where=short(function.where, spec.folder))
+        for target, function in raw.functions.items()
+    }
+    graph = replace(graph, registered=raw.registered, functions=functions)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)
+    try_backwards(graph, sizes[0])
     return graph
 
 

@@ -16,12 +16,13 @@ from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced, needs_values
 from .places import Places, module_path, users_location
-from .private import inline_region, without_out
+from .private import inline_region
 from .raw import Raw
 from .registered import module_of
-from .schema import draws, dropped, given_positionals, is_default, running_statistics
+from .schema import draws, dropped, given_positionals, is_default, running_statistics, without_out
 from .statements import frames, users_frame
 from .user import location
+from .whole import make_op
 
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Each kind of device, and each CPU, runs these in a way of its own."""
@@ -177,6 +178,12 @@ class Converter:
         out = node.kwargs.get("out")
         plain = without_out(target) if isinstance(out, Node) else None
         op = self.operation(node, plain or target, grad=grad)
+        if target is torch.ops.ppc.apply.default:
+            tensors, number = node.args
+            given = [self.rename_nodes(tensor) for tensor in tensors]  # type: ignore[union-attr]
+            op, function = make_op(op, self.traced.functions[number], given, self.folder)  # type: ignore[index]
+            self.raw.functions[op.target] = function
+            self.raw.registered |= {op.target: function.module} if function.module else {}
         self.raw.ops.append(op)
         if plain:
             self.write_out(op, node, self.rename_nodes(out))

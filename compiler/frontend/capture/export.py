@@ -1,7 +1,7 @@
 """Runs torch.export on the model with its loss, at one batch size, and notes what modules take.
 
 Export alone forgets the argument names of forward, which values a module returns, checkpoints and
-custom backwards: hooks note all but the last while it traces, and that is refused.
+custom backwards: hooks note all that while it traces, and those on gradients are refused.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ from .arguments import to_arg
 from .autocast import autocast
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
+from .functions import Application, keeping_functions
 from .private import (
     is_data_dependent,
     node_name,
-    on_autograd_function,
     on_tensor_hook,
     running_call,
 )
@@ -58,6 +58,8 @@ class Traced:
     checkpoints: Regions
     keys: Mapping[CallId, CallId]
     """A call as nodes have it, by any path of its module -> its key in `calls`."""
+    functions: Mapping[int, Application]
+    """What a user's autograd functions were given, by the number that their nodes bear."""
     autocast: str | None = None
     """The dtype of the torch.autocast that it was traced under."""
 
@@ -84,14 +86,15 @@ def export(
         noting_checkpoints(training) as regions,
         note_calls(training.model, calls, keys),
         note_assignments(training.model, assigned),
-        refuse_custom_backward(training.model),
+        refuse_hooks(training.model),
+        keeping_functions() as functions,
         quiet(),
         users_errors(training.where, "the model cannot be captured"),
         plain_words(),
         autocast(training.autocast),  # export sees operations above it: no cast is traced
     ):
         program = torch.export.export(training, inputs, strict=False)
-    return Traced(program, calls, assigned, regions, keys, training.autocast)
+    return Traced(program, calls, assigned, regions, keys, functions, training.autocast)
 
 
 @contextmanager
@@ -237,15 +240,8 @@ def traced(value: object) -> Arg:
 
 
 @contextmanager
-def refuse_custom_backward(model: nn.Module) -> Iterator[None]:
-    """Refuse what export drops without a word: custom autograd functions and hooks."""
-
-    def function(cls: type) -> NoReturn:
-        raise CaptureError(
-            f"{cls.__name__} is a torch.autograd.Function: capture would lose its backward",
-            call_site(),
-            "write it with differentiable operations",
-        )
+def refuse_hooks(model: nn.Module) -> Iterator[None]:
+    """Refuse what export drops without a word: hooks on gradients."""
 
     def hook() -> NoReturn:
         raise CaptureError(
@@ -258,5 +254,5 @@ def refuse_custom_backward(model: nn.Module) -> Iterator[None]:
             raise CaptureError(
                 f"capture would lose the hooks on gradients of {path or 'the model'}"
             )
-    with on_autograd_function(function), on_tensor_hook(hook):
+    with on_tensor_hook(hook):
         yield

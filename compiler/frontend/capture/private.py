@@ -144,23 +144,37 @@ def libraries_export() -> Iterator[None]:
 
 
 @contextmanager
-def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
-    """Call `refuse` with the class where a user's torch.autograd.Function is applied.
+def on_autograd_function(
+    take: Callable[[type, Callable[..., object], tuple[object, ...]], object],
+) -> Iterator[None]:
+    """Call `take` with the class, torch's own apply and the arguments where a user's
+    torch.autograd.Function is applied, but for those that another one's forward applies.
 
     What is patched lies below Function.apply, which people bind to a name of their own.
     """
     base: Any = torch.autograd.function._SingleLevelFunction
+    running: list[type] = []
 
     def apply(cls: Any, /, *args: object, **kwargs: object) -> object:
-        if not cls.__module__.startswith("torch."):
-            refuse(cls)
-        return super(base, cls).apply(*args, **kwargs)
+        plain = super(base, cls).apply
+        if cls.__module__.startswith("torch.") or running or kwargs:  # of which torch takes none
+            return plain(*args, **kwargs)
+        running.append(cls)
+        try:
+            return take(cls, plain, args)
+        finally:
+            running.pop()
 
     base.apply = classmethod(apply)
     try:
         yield
     finally:
         del base.apply
+
+
+def no_torch_functions() -> AbstractContextManager[object]:
+    """Nothing that watches torch's functions, as a trace does, sees what runs."""
+    return torch._C.DisableTorchFunction()
 
 
 @contextmanager
@@ -277,18 +291,6 @@ def below_autocast() -> AbstractContextManager[object]:
 def signature(function: torch._ops.OpOverload) -> list[tuple[str, str]]:
     """Names and types of an operation's arguments."""
     return [(a.name, str(a.type)) for a in function._schema.arguments]
-
-
-def without_out(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """`aten.div.Tensor` for `aten.div.out`, whose result goes to a tensor that is given."""
-    makers = ("dtype", "layout", "device", "pin_memory")
-    wanted = [a.name for a in func._schema.arguments if not a.is_out]
-    for name in func._overloadpacket.overloads():  # type: ignore[no-untyped-call]
-        other = getattr(func._overloadpacket, name)
-        arguments = [a for a in other._schema.arguments if a.name not in makers]
-        if [a.name for a in arguments] == wanted and not any(a.is_out for a in arguments):
-            return other  # type: ignore[no-any-return]
-    return None
 
 
 def flop_formula(func: torch._ops.OpOverload) -> Callable[..., int] | None:

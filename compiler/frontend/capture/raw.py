@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ...ir.function import UsersFunction
 from ...ir.graph import Arg, CallId, Op, Recipe, Statement, TensorMeta
 from .checkpoints import Regions
 from .export import RawCall
@@ -29,4 +30,6 @@ class Raw:
     statements: dict[int, Statement] = field(default_factory=dict)
     registered: dict[str, str] = field(default_factory=dict)
     """Operations of the user's own -> the modules that register them."""
+    functions: dict[str, UsersFunction] = field(default_factory=dict)
+    """Autograd functions of the user's, by target."""
     checkpoints: Regions = field(default_factory=Regions)

@@ -14,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ir.graph import Arg, Op, Recipe, Ref, TorchConstant
 from .arguments import dtype_name, spelling, to_arg
-from .private import is_fake, no_modes, real_copy, storage_address, without_out
+from .private import is_fake, no_modes, real_copy, storage_address
 from .recipe import full_overwrites, is_fill, simplify
 from .replay import replay
+from .schema import without_out
 
 max_inline_elements = 16
 """A constant up to this size is written into the script; a larger one is saved beside it."""

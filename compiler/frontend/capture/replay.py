@@ -1,7 +1,7 @@
 """Runs recipes and graphs on real (or fake) tensors, one op at a time."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
@@ -9,6 +9,10 @@ import torch
 
 from ...ir.graph import Arg, Device, Dim, Items, Op, Recipe, Ref, State, TorchConstant
 from .autocast import autocast
+
+classes: dict[str, Any] = {}
+"""The user's autograd functions of every capture in this process, by the target of their ops:
+equal targets have equal texts."""
 
 block_elements = 2**20
 """Random tensors are filled by blocks of this size, each with a seed of its own: whoever holds a
@@ -38,8 +42,22 @@ def value(argument: Arg, lookup: Callable[[Ref | State], object], batch: int = 0
     return argument
 
 
+def given(
+    args: Iterable[Arg], lookup: Callable[[Ref | State], object], batch: int = 0
+) -> list[Any]:
+    """Arguments as a script gives them to a user's function: tuples are tuples."""
+
+    def as_script(found: object) -> object:
+        return tuple(map(as_script, found)) if isinstance(found, list) else found
+
+    return [as_script(value(a, lookup, batch)) for a in args]
+
+
 def run_op(op: Op, lookup: Callable[[Ref | State], object], batch: int = 0) -> object:
     """Run one op."""
+    if op.target in classes:
+        with autocast(op.autocast):
+            return classes[op.target].apply(*given(op.args, lookup, batch))
     args = [value(a, lookup, batch) for a in op.args]
     kwargs = {key: value(a, lookup, batch) for key, a in op.kwargs}
     if op.target == "ppc.tensor.default":

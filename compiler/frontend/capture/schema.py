@@ -60,3 +60,15 @@ def draws(target: Any, args: Iterable[object], kwargs: Mapping[str, object]) -> 
     if "train" in given:  # else p is that of a draw, which p = 0 does not spare
         chance = given.get("p", given.get("dropout", chance))
     return bool(chance != 0)
+
+
+def without_out(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """`aten.div.Tensor` for `aten.div.out`, whose result goes to a tensor that is given."""
+    makers = ("dtype", "layout", "device", "pin_memory")
+    wanted = [a.name for a in func._schema.arguments if not a.is_out]
+    for name in func._overloadpacket.overloads():  # type: ignore[no-untyped-call]
+        other = getattr(func._overloadpacket, name)
+        arguments = [a for a in other._schema.arguments if a.name not in makers]
+        if [a.name for a in arguments] == wanted and not any(a.is_out for a in arguments):
+            return other  # type: ignore[no-any-return]
+    return None
