@@ -122,6 +122,7 @@ class Calls:
             top or any(n.name in used for n in references(output) if isinstance(n, Ref))
         ):
             inner = ", ".join(self.pattern(part, used, values, top=False) for part in output)
-            return inner if top else f"({inner})"
+            inner += "," * (len(output) == 1)
+            return inner if top and len(output) > 1 else f"({inner})"
         values.append(output.name if isinstance(output, Ref) and output.name in used else "")
         return "{}"

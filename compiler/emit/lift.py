@@ -15,6 +15,7 @@ from .calls import Calls, signature
 from .classes import Class, Draft, unify, whole
 from .expression import Expr, call, quote
 from .function import Function, FunctionWriter
+from .leaves import imported, own_name
 from .loops import LoopFinder
 from .scope import script
 from .tree import Item, Tree, is_leaf, make_tree
@@ -69,7 +70,8 @@ class Lifter:
         for height in range(1, max(heights.values(), default=0) + 1):
             paths = [path for path, value in heights.items() if value == height]
             drafts = [self.draft(path) for path in paths]
-            made, instances = unify(drafts, script.union(c.name for c in classes))
+            taken = script.union((c.name for c in classes), imported(self.graph))
+            made, instances = unify(drafts, taken)
             classes += made
             self.instances |= instances
         sends = tuple(dict.fromkeys(t.value for t in self.unit.sends))
@@ -125,7 +127,7 @@ class Lifter:
         """How to build a module."""
         module = self.graph.modules[path]
         if module.constructor is not None:
-            return construct(module.constructor)
+            return construct(own_name(self.graph, module))
         if path in self.chains:
             return call(
                 "nn.Sequential", [self.make(f"{path}.{name}").text for name in module.children]

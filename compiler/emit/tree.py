@@ -98,14 +98,19 @@ class Tree:
     def needs_batch(self, item: Item) -> bool:
         """Whether a call's function has a size that grows with the batch and no value to see the
         number of samples from."""
-        if item.call is None or any(map(is_batched, (self.metas[v] for v in item.reads))):
+        if item.call is None or item.call.path in self.graph.leaves:
+            return False
+        if any(map(is_batched, (self.metas[v] for v in item.reads))):
             return False
         key = (item.call.path, item.call.number)
         return key in self.whole and self.reads_batch(self.items(key))
 
     def reads_batch(self, items: Sequence[Item]) -> bool:
         """Whether a function with these items needs the number of samples."""
-        own = (op for item in items if item.call is None for op in item.ops)
+        own = (
+            op for item in items if item.call is None or item.call.path in self.graph.leaves
+            for op in item.ops
+        )  # fmt: skip
         return any(has_batch((op.args, op.kwargs)) for op in own) or any(
             map(self.needs_batch, items)
         )

@@ -16,6 +16,7 @@ from .data import view_data
 from .describe import describe_rank, paragraph
 from .job import Job, dtypes
 from .layout import wrap
+from .leaves import import_lines
 from .lift import Lifted, lift
 from .loop import loop_lines, view_log
 from .mean import weigh_lines
@@ -55,7 +56,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "compiled": spec.train.compile,
         **view_init(job, unit),
         "data": data and asdict(data),
-        "registering": registering(job.graph, unit),
+        "registering": registering(job.graph, unit) + import_lines(job.graph, unit),
         "general": is_general(program),
         "uneven": not plan.even,
         "edges": bool(program.edges),

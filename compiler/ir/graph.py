@@ -248,6 +248,10 @@ class Graph:
     registered: Mapping[str, str] = field(default_factory=dict)
     """Operations of the user's own, `bench.sleep.default` -> the module beside the model's that
     registers them."""
+    leaves: Mapping[str, str] = field(default_factory=dict)
+    """Modules of the user's own that are kept whole -> the module beside the model's that defines
+    their class. Such a call is one op, `ppc.leaf.default`, of the path, what the call was given and
+    the module's tensors."""
     layers: tuple[Layer, ...] = ()
     recompute: tuple[str, ...] = ()
     """Paths of modules that keep only what they are given: their calls run again in the backward.

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
 from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
+from . import whole
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced, needs_values
 from .places import Places, module_path, users_location
@@ -58,11 +59,17 @@ class Converter:
             )
             for call, noted in self.traced.calls.items()
         }  # fmt: skip
+        self.raw.ops = [self.leaf(op) if op.target == whole.target else op for op in self.raw.ops]
         self.refuse_assignments()
         self.raw.call_statements, self.raw.parents, self.raw.statements = (
             self.places.call_statements, self.places.parents, self.places.statements,
         )  # fmt: skip
         return self.raw
+
+    def leaf(self, op: Op) -> Op:
+        """The operation of a leaf, with all that its call was given."""
+        call = self.raw.calls[op.call]
+        return whole.with_call(op, call.arguments, call.positional)
 
     def placeholder(self, node: Node, spec: InputSpec) -> None:
         if spec.kind == InputKind.USER_INPUT:
@@ -202,7 +209,7 @@ class Converter:
             call=call,
             mutates=self.aliased(node, write=True),
             views=self.aliased(node, write=False),
-            random=draws(target, node.args, node.kwargs),
+            random=draws(target, node.args, node.kwargs) or whole.draws(node),
             grad=grad,
             autocast=self.traced.autocast,
             where=f"{frame.file}:{frame.line}" if frame else "",
