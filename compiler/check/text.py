@@ -18,7 +18,7 @@ from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import fake_mode
 from ..frontend.capture.training import make_training
 from ..frontend.capture.user import first_line
-from ..frontend.capture.whole import known, stand_in
+from ..frontend.capture.whole import class_of, known, stand_in
 from ..ir.graph import Graph
 from ..ir.spec import Spec
 from ..ir.unit import Unit
@@ -116,11 +116,11 @@ def autocasts(node: ast.AST) -> list[ast.expr]:
 def make_stage(code: CodeType) -> nn.Module:
     """The script's stage, the only replica of it."""
     names: dict[str, object] = {"device": torch.device("cpu"), "__name__": "rank"}
-    names |= {name_class(leaf.constructor.cls): type(leaf.module) for leaf in known.leaves.values()}
+    names |= {name_class(leaf.constructor.cls): class_of(leaf) for leaf in known.leaves.values()}
     names |= {"REPLICA": 0, "REPLICAS": 1, "sum_replicas": lambda tensor: tensor}
     exec(code, names)  # noqa: S102  # our own text
     stage: nn.Module = names["stage"]  # type: ignore[assignment]
-    stand_in(stage)
+    stand_in(stage, stage=True)
     return stage
 
 

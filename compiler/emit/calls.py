@@ -78,6 +78,8 @@ class Calls:
 
     def receiver(self, path: str) -> str:
         """`self.blocks["2"].attn` for a module's full path."""
+        if not path:  # the model, which the stage is then
+            return "super().forward"
         return self.attributes.access(path.removeprefix(f"{self.base}.") if self.base else path)
 
     def __call__(self, item: Item, writer: Writer, receiver: str | None = None) -> Spelled:

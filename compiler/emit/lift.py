@@ -13,7 +13,7 @@ from .attributes import Attributes, Holding, construct, empty_tensor
 from .body import Line
 from .calls import Calls, signature
 from .classes import Class, Draft, unify, whole
-from .expression import Expr, call, quote
+from .expression import Expr, call, plain, quote
 from .function import Function, FunctionWriter
 from .leaves import imported, own_name
 from .loops import LoopFinder
@@ -200,10 +200,16 @@ class Lifter:
         lines = whole(writer.lines())
         names_ = (*writer.argument_names, *(("key",) if self.unit.seeds else ()))
         init = tuple(line.text for line in whole(Line(text) for text in attributes.lines()))
-        return Class("Stage", "", (), init, names_, lines)
+        if "" not in self.graph.leaves:
+            return Class("Stage", "", (), init, names_, lines)
+        base = own_name(self.graph, self.graph.modules[""])
+        given = plain(construct(base).text).removeprefix(base.cls)[1:-1]
+        return Class("Stage", "", (), init, names_, lines, base.cls, given)
 
     def holdings(self, base: str, items: list[Item], names: list[str]) -> dict[str, Holding]:
         """What a class holds: the modules that it calls, and the state that none of them has."""
+        if "" in self.graph.leaves:  # the stage is the model
+            return {}
         prefix = f"{base}." if base else ""
         modules = dict.fromkeys(item.call.path for item in items if item.call)
         found = {

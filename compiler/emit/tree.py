@@ -76,7 +76,8 @@ class Tree:
 
     def op_item(self, op: Op) -> Item:
         reads = tuple(ref.name for ref in op.operands if isinstance(ref, Ref))
-        return Item((op,), None, op.statement, reads, outputs_of(op))
+        model = self.graph.calls["", 0] if op.target == whole_model(self.graph) else None
+        return Item((op,), model, op.statement, reads, outputs_of(op))
 
     def call_item(self, key: CallId) -> Item:
         ops, call = self.ops_of[key], self.graph.calls[key]
@@ -213,6 +214,11 @@ def may_fold(graph: Graph, unit: Unit, call: CallId, ops: Sequence[Op]) -> bool:
     layers = [layer.call for layer in graph.layers if seeded & set(layer.ops)]
     around = set(ancestors(graph, call))
     return all(layer in around for layer in layers)
+
+
+def whole_model(graph: Graph) -> str:
+    """The target of the one op that is all of the model; "" where there is none."""
+    return "ppc.leaf.default" * ("" in graph.leaves)
 
 
 def is_leaf(module: Module | None) -> bool:

@@ -128,7 +128,9 @@ def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
         comment = f"  # the part of {job.graph.model} on this rank; names as in the whole model"
     return {
         "name": form.name,
-        "comment": comment if len(f"class {form.name}(nn.Module):{comment}") <= 100 else "",
+        "base": form.base,
+        "given": form.given,
+        "comment": comment if len(f"class {form.name}({form.base}):{comment}") <= 100 else "",
         "init_head": list(wrap(f"def __init__({', '.join(['self', *form.parameters])}):", 4)),
         "init": [line for text in form.init for line in wrap(text, 8)],
         "forward_head": list(forward_head(job, unit, form)),

@@ -16,7 +16,7 @@ from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from . import whole
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced, needs_values
-from .places import Places, module_path, users_location
+from .places import Places, module_calls, module_path, users_location
 from .private import inline_region, without_out
 from .raw import Raw
 from .registered import module_of
@@ -180,7 +180,7 @@ class Converter:
                 "precision: fp32",
             )
         if any(map(is_dynamic, tree_leaves(node.meta.get("val")))):
-            raise needs_values(users_location(node))
+            raise needs_values(users_location(node), [path for path, _ in module_calls(node)])
         out = node.kwargs.get("out")
         plain = without_out(target) if isinstance(out, Node) else None
         op = self.operation(node, plain or target, grad=grad)

@@ -41,7 +41,8 @@ def find_leaves(spec: Spec, built: Built, folder: Path) -> dict[str, Leaf]:
         try:
             refuse_root(spec, path, where)
             refuse_norms(path, module, where)
-            found[path] = make_leaf(path, module, built.given.get(id(module)), folder, where)
+            given = built.given.get(id(module))
+            found[path] = make_leaf(path, module, given, folder, where)
         except PpcError as error:
             complaints.append(error)
     if len(complaints) > 1:
@@ -76,13 +77,13 @@ def outermost(
 
 def refuse_root(spec: Spec, path: str, where: Location | None) -> None:
     """Raises PlanError for the whole model where it is to be cut."""
-    if path:
-        return
-    if spec.parallel.pipeline > 1:
-        message = "the whole model is a leaf, which is never cut"
-        raise PlanError(f"{message}: no two stages can share it", where, "pipeline: 1, and data: 2")
-    message = "the whole model is a leaf; a stage holds its modules, and cannot be one"
-    raise CaptureError(message, where, "a module around it whose forward calls it")
+    if not path and spec.parallel.pipeline > 1:
+        raise PlanError(
+            f"the whole model is a leaf, and a leaf is never cut: {spec.parallel.pipeline} stages "
+            "cannot share it",
+            where,
+            f"pipeline: 1, data: {spec.parallel.pipeline * spec.parallel.data}",
+        )
 
 
 def refuse_norms(path: str, module: nn.Module, where: Location | None) -> None:
@@ -93,7 +94,7 @@ def refuse_norms(path: str, module: nn.Module, where: Location | None) -> None:
         )
         if counts:
             raise CaptureError(
-                f"the leaf {path} has a batch norm, {name or path}: inside a leaf nobody sees how "
+                f"the leaf {path or 'model'} has a batch norm, {name or path}: inside a leaf nobody sees how "
                 "many samples it normalises, nor keeps it from counting them twice",
                 where,
                 "the batch norm in a module of its own outside, or nn.GroupNorm",
@@ -118,14 +119,14 @@ def make_leaf(
             again = make()
     except Exception as error:
         raise CaptureError(
-            f"the leaf {path} cannot be built without values, as {cls.__name__}(...): "
+            f"the leaf {path or 'model'} cannot be built without values, as {cls.__name__}(...): "
             f"{type(error).__name__}: {first_line(error)}",
             where,
             f"{alone}, on the meta device, and fill it afterwards",
         ) from error
     if difference := next(differences(module, again), ""):
         raise CaptureError(
-            f"the leaf {path} is not what {cls.__name__}(...) builds: {difference}",
+            f"the leaf {path or 'model'} is not what {cls.__name__}(...) builds: {difference}",
             where,
             f"{alone}: do in __init__ what the factory does to it afterwards",
         )
@@ -140,16 +141,16 @@ def source_of(path: str, cls: type[nn.Module], folder: Path, where: Location | N
         file = Path()
     if file.resolve().parent != folder.resolve():
         raise CaptureError(
-            f"the class of the leaf {path}, {cls.__name__}, is not defined beside the model, "
+            f"the class of the leaf {path or 'model'}, {cls.__name__}, is not defined beside the model, "
             f"but in {cls.__module__}",
             where,
             "a class of your own, in a file beside the model's, that calls it or does as it does",
         )
     if "." in cls.__qualname__:
-        message = f"the class of the leaf {path}, {cls.__qualname__}, is defined inside another"
+        message = f"the class of the leaf {path or 'model'}, {cls.__qualname__}, is defined inside another"
         raise CaptureError(message, where, "define it at the top of its file")
     if module_name(file) != file.stem:
-        message = f"no script can import {file.name}, which defines the leaf {path}"
+        message = f"no script can import {file.name}, which defines the leaf {path or 'model'}"
         raise CaptureError(message, where, "give the file another name")
     return file.stem
 
@@ -160,13 +161,13 @@ def spell(
     """The call of the constructor: what has no default by position, the rest where it differs."""
     if given is None or type(given.module) is not cls:
         raise CaptureError(
-            f"the leaf {path} was not built by its constructor (it may be a copy)",
+            f"the leaf {path or 'model'} was not built by its constructor (it may be a copy)",
             where,
             f"{alone}: build each with {cls.__name__}(...)",
         )
     if given.changed:
         raise CaptureError(
-            f"the leaf {path}: {cls.__name__}.__init__ changes {given.changed[0]} before it calls "
+            f"the leaf {path or 'model'}: {cls.__name__}.__init__ changes {given.changed[0]} before it calls "
             "super().__init__()",
             where,
             "call super().__init__() first",
@@ -183,7 +184,7 @@ def spell(
                 kwargs.append((name, arg))
         except TypeError as error:
             raise CaptureError(
-                f"{cls.__name__} of the leaf {path} is given {name}, a {type(value).__name__}, "
+                f"{cls.__name__} of the leaf {path or 'model'} is given {name}, a {type(value).__name__}, "
                 "which no script can write",
                 where,
                 "give __init__ numbers, strings and lists of them; build the rest in it",

@@ -129,6 +129,7 @@ def look(
         raise refusal(path, f"{what}, or to its buffers", "return new tensors; no buffer to count")
     if any(storage_address(t) in held for t in tensors(result)):
         raise refusal(path, "returns the memory that it was given", ".clone() of it")
+    refuse_detached(path, given, tensors(result))
     leaves, tree = tree_flatten(result)
     places = iter(range(len(leaves)))
     nest = tree_unflatten([next(places) if x is not None else None for x in leaves], tree)
@@ -137,6 +138,19 @@ def look(
     return result, Seen(
         shapes(given), results, nest, counter.flops, sum(kept.values()), random=random
     )
+
+
+def refuse_detached(path: str, given: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    """Raises CaptureError where no gradient comes back to what should have one."""
+    ends = [t for t in given if t.requires_grad]
+    begins = [t for t in results if t.requires_grad]
+    if not ends or not begins:
+        return
+    ones = [torch.ones_like(t) for t in begins]
+    found = torch.autograd.grad(begins, ends, ones, retain_graph=True, allow_unused=True)
+    if any(gradient is None for gradient in found):
+        what = "is given a tensor to which no gradient comes back"
+        raise refusal(path, what, "give it x.detach(), where its gradient is to end")
 
 
 def tensors(nest: object) -> list[Tensor]:
@@ -172,4 +186,4 @@ def refuse_objects(path: str, nest: object, what: str, *, numbers: bool) -> None
 
 
 def refusal(path: str, what: str, hint: str) -> CaptureError:
-    return CaptureError(f"the leaf {path} {what}", call_site(), hint)
+    return CaptureError(f"the leaf {path or 'that is the model'} {what}", call_site(), hint)

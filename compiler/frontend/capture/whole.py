@@ -174,17 +174,29 @@ class Line:
         )  # fmt: skip
 
 
-def stand_in(model: nn.Module) -> None:
+def stand_in(model: nn.Module, *, stage: bool = False) -> None:
     """Let the leaves of a model, or of a stage of it, stand for their results without values."""
     modules = dict(model.named_modules())
     for path in known.leaves:
-        if path in modules:
-            modules[path].forward = stand_for(path, modules[path])  # type: ignore[method-assign]
+        if path in modules and (path or not stage):
+            module = modules[path]
+            module.forward = stand_for(path, module, module.forward)  # type: ignore[method-assign]
 
 
-def stand_for(path: str, module: nn.Module) -> Callable[..., object]:
+def class_of(leaf: Leaf) -> type[nn.Module]:
+    """What a script's text means by a leaf's class; a stage that is the model derives from it."""
+    cls = type(leaf.module)
+    if leaf.path:
+        return cls
+
+    def forward(self: nn.Module, *args: object, **kwargs: object) -> object:
+        return stand_for("", self, cls.forward.__get__(self))(*args, **kwargs)
+
+    return type(cls.__name__, (cls,), {"forward": forward})
+
+
+def stand_for(path: str, module: nn.Module, own: Callable[..., Any]) -> Callable[..., object]:
     """A leaf's forward, for tensors with and without values."""
-    own = module.forward
 
     @wraps(own)
     def forward(*args: object, **kwargs: object) -> object:
