@@ -84,7 +84,9 @@ def compile_classes(script: str, unit: Unit) -> CodeType:
     tree = ast.parse(script)
     wanted = [node for node in tree.body if is_wanted(node)]
     made = ast.parse("stage = Stage()").body + [n for n in ast.walk(tree) if is_evaluation(n)]
-    for around in {ast.unparse(c) for node in ast.walk(tree) for c in autocasts(node)}:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    inside = (node for function in functions for node in ast.walk(function))
+    for around in {ast.unparse(c) for node in inside for c in autocasts(node)}:
         made += ast.parse(f"stage.forward = {around}(stage.forward)").body
     return compile(ast.Module(body=wanted + made, type_ignores=[]), f"rank{unit.rank}.py", "exec")
 

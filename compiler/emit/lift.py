@@ -160,6 +160,7 @@ class Lifter:
             LoopFinder(self.tree, attributes, path, {}).find(items, form.results),
             given_batch=form.batch,
             without_grad=not item.grad,
+            autocast=item.autocast(self.graph.autocast),
         )
         writer = FunctionWriter(
             self.graph,
@@ -188,6 +189,7 @@ class Lifter:
             tuple(items),
             results,
             LoopFinder(self.tree, attributes, "", self.seeds).find(items, results),
+            autocast=self.graph.autocast,
         )
         writer = FunctionWriter(
             self.graph,

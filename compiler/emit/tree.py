@@ -31,6 +31,12 @@ class Item:
     def grad(self) -> bool:
         return any(op.grad for op in self.ops)
 
+    def autocast(self, usual: str | None) -> str | None:
+        """The dtype of the autocast around it; `usual` for a call inside which there are several,
+        or none."""
+        found = {op.autocast for op in self.ops}
+        return found.pop() if len(found) == 1 else usual
+
     @property
     def op(self) -> Op:
         (op,) = self.ops
@@ -186,7 +192,14 @@ def structure(item: Item) -> tuple[object, ...]:
     arguments = item.call.arguments if item.call else ()
     given = [(name, shown(value)) for name, value in arguments if any(references(value))]
     ops = [
-        (op.target, shown(op.args), shown(op.kwargs), shown(tuple(map(Ref, op.outputs))), op.grad)
+        (
+            op.target,
+            shown(op.args),
+            shown(op.kwargs),
+            shown(tuple(map(Ref, op.outputs))),
+            op.grad,
+            op.autocast,
+        )
         for op in item.ops
     ]
     return *given, *ops, shown(tuple(map(Ref, item.makes)))

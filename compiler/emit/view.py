@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ..ir.graph import Graph, TensorMeta
+from ..ir.norms import counting_norms
 from ..ir.program import Log, Loop, Program
 from ..ir.spec import Spec
 from ..ir.unit import Unit
@@ -97,9 +98,15 @@ def view_again(job: Job, program: Program, unit: Unit) -> dict[str, object]:
             program,
             unit,
             again=bool(again["norms"]),
-            autocast=job.spec.train.precision == "bf16",
+            autocast=job.graph.autocast is not None or reads_bfloat16(job.graph, unit),
         )
     }
+
+
+def reads_bfloat16(graph: Graph, unit: Unit) -> bool:
+    """Whether a batch norm of a stage normalises such numbers."""
+    norms = (op for op in counting_norms(graph) if op in unit.ops)
+    return any(graph.values[str(op.args[0])].dtype == "bfloat16" for op in norms)
 
 
 def default_dtype(spec: Spec) -> list[str]:

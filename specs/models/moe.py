@@ -74,8 +74,6 @@ class MoE(nn.Module):
         return self.head(self.norm(x))
 
 
-def build(
-    layers=4, width=32, heads=2, experts=4, hidden=32, vocab=256, context=32, capacity=None
-):
+def build(layers=4, width=32, heads=2, experts=4, hidden=32, vocab=256, context=32, capacity=None):
     """A language model; `capacity` is the room in each expert, None for the sparse form."""
     return MoE(layers, width, heads, experts, hidden, vocab, context, capacity)

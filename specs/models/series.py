@@ -6,7 +6,7 @@ from packed import PackedLSTM
 
 
 class Series(nn.Module):
-    """Padded values (batch, time, features) and lengths (batch,) to a forecast (batch, features)."""
+    """Padded values (batch, time, features), lengths (batch,) to a forecast (batch, features)."""
 
     def __init__(self, layers, features, width):
         super().__init__()

@@ -76,6 +76,7 @@ def assemble(
         canonical=canonical,
         names=read_names(raw, training),
         statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},
+        autocast=training.autocast,
         recompute=tuple(raw.checkpoints.paths),
         saved=saved,
         messages=messages + told + tuple(map(kept_checkpoint, raw.checkpoints.lone)),

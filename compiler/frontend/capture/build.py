@@ -68,9 +68,7 @@ def default_dtype(precision: str) -> Iterator[None]:
 def numerics(spec: Spec) -> Iterator[None]:
     """Compute as the spec's scripts do on its devices: new tensors get the precision's dtype, and
     autocast follows the lists of the kind of device."""
-    autocasts = spec.train.precision == "bf16"
-    kind = spec.cluster.device.kind if autocasts else "cpu"
-    with default_dtype(spec.train.precision), lists_of(kind):
+    with default_dtype(spec.train.precision), lists_of(spec.cluster.device.kind):
         yield
 
 

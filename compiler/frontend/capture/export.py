@@ -32,6 +32,7 @@ from .private import (
     node_name,
     on_autograd_function,
     on_tensor_hook,
+    regions_flat,
     running_call,
 )
 from .python_state import refuse_python_state
@@ -89,6 +90,7 @@ def export(
         refuse_custom_backward(training.model),
         refuse_inner_backward(lambda: leaf_hint(running)),
         quiet(),
+        regions_flat(),
         users_errors(training.where, "the model cannot be captured"),
         plain_words(running),
         autocast(training.autocast),  # export sees operations above it: no cast is traced

@@ -70,9 +70,14 @@ def outermost(
             near = get_close_matches(name, [*filter(None, every), *classes], n=3, cutoff=0.5)
             hint = " or ".join(near) or f"one of {', '.join(list(filter(None, every))[:8])}"
             complaints.append(CaptureError(f"the model has no module {name}", where, hint))
-    for path, where in named.items():
+    for path, place in named.items():
         if not any(path != other and f"{path}.".startswith(f"{other}.") for other in named):
-            yield path, where
+            yield path, place
+
+
+def called(path: str) -> str:
+    """A leaf, for people."""
+    return f"the leaf {path}" if path else "the leaf that is the model"
 
 
 def refuse_root(spec: Spec, path: str, where: Location | None) -> None:
@@ -89,12 +94,12 @@ def refuse_root(spec: Spec, path: str, where: Location | None) -> None:
 def refuse_norms(path: str, module: nn.Module, where: Location | None) -> None:
     """Raises CaptureError for batch norms inside: nobody would see what they normalise by."""
     for name, inner in module.named_modules():
-        counts = isinstance(inner, nn.modules.batchnorm._BatchNorm) and (  # noqa: SLF001  # of all
+        counts = isinstance(inner, nn.modules.batchnorm._BatchNorm) and (  # of all
             inner.training or inner.running_mean is None
         )
         if counts:
             raise CaptureError(
-                f"the leaf {path or 'model'} has a batch norm, {name or path}: inside a leaf nobody sees how "
+                f"{called(path)} has a batch norm, {name or path}: inside a leaf nobody sees how "
                 "many samples it normalises, nor keeps it from counting them twice",
                 where,
                 "the batch norm in a module of its own outside, or nn.GroupNorm",
@@ -119,14 +124,14 @@ def make_leaf(
             again = make()
     except Exception as error:
         raise CaptureError(
-            f"the leaf {path or 'model'} cannot be built without values, as {cls.__name__}(...): "
+            f"{called(path)} cannot be built without values, as {cls.__name__}(...): "
             f"{type(error).__name__}: {first_line(error)}",
             where,
             f"{alone}, on the meta device, and fill it afterwards",
         ) from error
     if difference := next(differences(module, again), ""):
         raise CaptureError(
-            f"the leaf {path or 'model'} is not what {cls.__name__}(...) builds: {difference}",
+            f"{called(path)} is not what {cls.__name__}(...) builds: {difference}",
             where,
             f"{alone}: do in __init__ what the factory does to it afterwards",
         )
@@ -141,16 +146,16 @@ def source_of(path: str, cls: type[nn.Module], folder: Path, where: Location | N
         file = Path()
     if file.resolve().parent != folder.resolve():
         raise CaptureError(
-            f"the class of the leaf {path or 'model'}, {cls.__name__}, is not defined beside the model, "
+            f"the class of {called(path)}, {cls.__name__}, is not defined beside the model, "
             f"but in {cls.__module__}",
             where,
             "a class of your own, in a file beside the model's, that calls it or does as it does",
         )
     if "." in cls.__qualname__:
-        message = f"the class of the leaf {path or 'model'}, {cls.__qualname__}, is defined inside another"
+        message = f"the class of {called(path)}, {cls.__qualname__}, is defined inside another"
         raise CaptureError(message, where, "define it at the top of its file")
     if module_name(file) != file.stem:
-        message = f"no script can import {file.name}, which defines the leaf {path or 'model'}"
+        message = f"no script can import {file.name}, which defines {called(path)}"
         raise CaptureError(message, where, "give the file another name")
     return file.stem
 
@@ -161,13 +166,13 @@ def spell(
     """The call of the constructor: what has no default by position, the rest where it differs."""
     if given is None or type(given.module) is not cls:
         raise CaptureError(
-            f"the leaf {path or 'model'} was not built by its constructor (it may be a copy)",
+            f"{called(path)} was not built by its constructor (it may be a copy)",
             where,
             f"{alone}: build each with {cls.__name__}(...)",
         )
     if given.changed:
         raise CaptureError(
-            f"the leaf {path or 'model'}: {cls.__name__}.__init__ changes {given.changed[0]} before it calls "
+            f"{called(path)}: {cls.__name__}.__init__ changes {given.changed[0]} before it calls "
             "super().__init__()",
             where,
             "call super().__init__() first",
@@ -178,13 +183,13 @@ def spell(
     for name, value in given.arguments.items():
         try:
             arg, usual = to_arg(value, lambda _: None), defaults.get(name, empty)
-            if usual is empty and name in defaults or given.star:
+            if (usual is empty and name in defaults) or given.star:
                 args.append(arg)
             elif usual is empty or repr(value) != repr(usual):
                 kwargs.append((name, arg))
         except TypeError as error:
             raise CaptureError(
-                f"{cls.__name__} of the leaf {path or 'model'} is given {name}, a {type(value).__name__}, "
+                f"{cls.__name__} of {called(path)} is given {name}, a {type(value).__name__}, "
                 "which no script can write",
                 where,
                 "give __init__ numbers, strings and lists of them; build the rest in it",
@@ -224,4 +229,3 @@ def differences(module: nn.Module, again: nn.Module) -> Iterator[str]:
 def bare(described: tuple[object, ...]) -> str:
     """A description without addresses in memory."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(described))
-

@@ -142,9 +142,7 @@ def run(
     return counts
 
 
-def see(
-    op: Op, keeper: "Keeper", lookup: Callable[[Ref | State], object], batch: int
-) -> int:
+def see(op: Op, keeper: "Keeper", lookup: Callable[[Ref | State], object], batch: int) -> int:
     """Count what a leaf was seen to keep, and what it is given; its FLOPs, or, where torch counts
     none, two for each parameter and sample."""
     state = [value(argument, lookup, batch) for argument in op.args[2]]  # type: ignore[union-attr]

@@ -19,6 +19,7 @@ from ...ir.spec import Spec
 from ..samples import read_samples
 from .build import Built, build_model, seeded
 from .fields import bind, read_fields
+from .leaves import called
 from .measure import FlopCounter
 from .private import storage_address
 from .python_state import find_holders, restored
@@ -93,7 +94,7 @@ def watching() -> Iterator[dict[str, list[Seen]]]:
         known.watch = None
 
 
-class Counter(FlopCounter):
+class Counter(FlopCounter):  # type: ignore[no-untyped-call]  # torch's own
     """Notes random operations, too."""
 
     random = False
@@ -159,7 +160,7 @@ def tensors(nest: object) -> list[Tensor]:
 
 def version(tensor: Tensor) -> int:
     """How often its memory was written."""
-    return int(tensor._version)  # noqa: SLF001  # has no other name
+    return int(tensor._version)  # has no other name
 
 
 def drops(module: nn.Module) -> bool:
@@ -186,4 +187,4 @@ def refuse_objects(path: str, nest: object, what: str, *, numbers: bool) -> None
 
 
 def refusal(path: str, what: str, hint: str) -> CaptureError:
-    return CaptureError(f"the leaf {path or 'that is the model'} {what}", call_site(), hint)
+    return CaptureError(f"{called(path)} {what}", call_site(), hint)

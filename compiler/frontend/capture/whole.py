@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -93,6 +94,7 @@ def leaf_op(path: str, given: list[Tensor], state: list[Tensor]) -> list[Tensor]
 
 @leaf_op.register_fake
 def _(path: str, given: list[Tensor], state: list[Tensor]) -> list[Tensor]:
+    del state  # whose shapes tell nothing
     seen = look_up(path, shapes(given))
     return [torch.empty(result.shape, dtype=result.dtype) for result in seen.results]
 
@@ -124,7 +126,7 @@ def look_up(path: str, given: tuple[Shape, ...]) -> Seen:
             if seen.given == given:
                 return seen
     sizes = sorted(known.seen)
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         for one, other in zip(known.seen[a][path], known.seen[b][path], strict=True):
             between = Line(a, b)
             number = between.number(one.given, other.given, given)
@@ -146,9 +148,7 @@ class Line:
         """The batch size of some shapes; None if they are of another call."""
         if not [*map(len, first)] == [*map(len, second)] == [*map(len, given)]:
             return None
-        sizes = (
-            zip(*shapes, strict=True) for shapes in zip(first, second, given, strict=True)
-        )
+        sizes = (zip(*shapes, strict=True) for shapes in zip(first, second, given, strict=True))
         found = {self.batch(*triple) for shape in sizes for triple in shape} - {self.a}
         return self.a if not found else found.pop() if len(found) == 1 else None
 
@@ -180,7 +180,7 @@ def stand_in(model: nn.Module, *, stage: bool = False) -> None:
     for path in known.leaves:
         if path in modules and (path or not stage):
             module = modules[path]
-            module.forward = stand_for(path, module, module.forward)  # type: ignore[method-assign]
+            module.forward = stand_for(path, module, module.forward)
 
 
 def class_of(leaf: Leaf) -> type[nn.Module]:
@@ -219,9 +219,7 @@ def state_of(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def without_values(
-    path: str, seen: Seen, given: list[Tensor], state: list[Tensor]
-) -> list[Tensor]:
+def without_values(path: str, seen: Seen, given: list[Tensor], state: list[Tensor]) -> list[Tensor]:
     """A leaf's results; in a trace all look as if a gradient went back from them."""
     results = leaf_op(path, given, state)
     return [
@@ -266,7 +264,7 @@ def real(path: str) -> nn.Module:
 def holding(module: nn.Module, state: Sequence[Tensor]) -> Iterator[None]:
     """While a leaf has other tensors than its own, those of a graph in the order of state_of."""
     new = dict(zip(map(id, state_of(module)), state, strict=True))
-    stores: list[Any] = [s for m in module.modules() for s in (m._parameters, m._buffers)]  # noqa: SLF001
+    stores: list[Any] = [s for m in module.modules() for s in (m._parameters, m._buffers)]
     before = [dict(store) for store in stores]
     for store in stores:
         store.update({name: new[id(t)] for name, t in store.items() if t is not None})
