@@ -68,7 +68,8 @@ def compile(
     Raises CaptureError and PlanError for what the user can mend; nothing is written.
     """
     job = lower(spec, folder or Path("generated") / spec.name, observe)
-    files = render(job, job.graph.saved, copied_modules(spec, job.graph.registered.values()))
+    own = dict.fromkeys((*job.graph.registered.values(), *job.graph.leaves.values()))
+    files = render(job, job.graph.saved, copied_modules(spec, own))
     first = job.plan.pipelines()[0]  # replicas run the same stages
     scripts = [str(files[rank].text) for rank in first]
     units = tuple(unit for unit in job.units if unit.rank in first)

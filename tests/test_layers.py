@@ -15,7 +15,10 @@ table = {
     "version": ([], []),
     "ir": (["errors"], []),
     "frontend": (["ir", "errors"], ["ruamel", "jsonschema"]),
-    "frontend.capture": (["frontend", "ir", "errors"], ["torch", "numpy", "safetensors"]),
+    "frontend.capture": (
+        ["frontend", "frontend.samples", "ir", "errors"],
+        ["torch", "numpy", "safetensors"],
+    ),
     "frontend.samples": (
         ["frontend", "frontend.capture", "ir", "errors"],
         ["torch", "numpy", "safetensors"],

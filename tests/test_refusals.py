@@ -111,11 +111,20 @@ def test_values_of_the_data(step, tmp_path, capsys):
     assert capsys.readouterr().err == ""  # torch has a lot to print
 
 
-def test_autocast(tmp_path):
-    step = "with torch.autocast('cpu', torch.bfloat16):\n    h = self.a(x)"
+def test_autocast_in_float16(tmp_path):
+    step = "with torch.autocast('cpu', torch.float16):\n    h = self.a(x)"
     message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h.float())"))
-    assert message.startswith("an autocast region inside forward (bfloat16) is not supported yet")
-    assert line == "h = self.a(x)"
+    assert message.startswith("an autocast region in float16: small gradients vanish in it")
+    assert line == "with torch.autocast('cpu', torch.float16):"
+
+
+@pytest.mark.parametrize("call", ["torch.autograd.grad(h.sum(), x)", "h.sum().backward()"])
+def test_a_backward_inside_forward(call, tmp_path):
+    step = f"x = x.requires_grad_()\nh = self.a(x)\n{call}"
+    message, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h)"))
+    assert message.startswith("forward goes back by torch.autograd, which no trace follows")
+    assert "a module of its own for it, and model: {leaf: [its path]}" in message
+    assert line == call
 
 
 def test_operations_of_others(tmp_path):

@@ -32,7 +32,7 @@ def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...
         found = list(losses(spec, sizes))
         total = sum(weight for weight, _ in found)
         parts = sum(weight / total * loss for weight, loss in found if weight)
-    rounding = 1e-2 if spec.train.precision == "bf16" else 1e-5
+    rounding = 1e-2 if any(op.autocast for op in graph.ops) else 1e-5
     if abs(whole - parts) <= rounding * abs(whole):
         return ()
     message = (

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from ..emit.leaves import name_class
 from ..errors import InternalError
 from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
@@ -18,6 +19,7 @@ from ..frontend.capture.private import fake_mode
 from ..frontend.capture.replay import classes
 from ..frontend.capture.training import make_training
 from ..frontend.capture.user import first_line
+from ..frontend.capture.whole import class_of, known, stand_in
 from ..ir.function import UsersFunction
 from ..ir.graph import Graph
 from ..ir.spec import Spec
@@ -89,7 +91,9 @@ def compile_classes(
     own = {name for f in functions.values() for name, _ in (*f.parts, *f.imports)}
     wanted = [node for node in tree.body if is_wanted(node) or own & set(defined(node))]
     made = ast.parse("stage = Stage()").body + [n for n in ast.walk(tree) if is_evaluation(n)]
-    for around in {ast.unparse(c) for node in ast.walk(tree) for c in autocasts(node)}:
+    outside = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    inside = (node for function in outside for node in ast.walk(function))
+    for around in {ast.unparse(c) for node in inside for c in autocasts(node)}:
         made += ast.parse(f"stage.forward = {around}(stage.forward)").body
     return compile(ast.Module(body=wanted + made, type_ignores=[]), f"rank{unit.rank}.py", "exec")
 
@@ -136,9 +140,12 @@ def autocasts(node: ast.AST) -> list[ast.expr]:
 def make_stage(code: CodeType, imported: Mapping[str, object] = MappingProxyType({})) -> nn.Module:
     """The script's stage, the only replica of it."""
     names: dict[str, object] = {"device": torch.device("cpu"), "__name__": "rank", **imported}
+    names |= {name_class(leaf.constructor.cls): class_of(leaf) for leaf in known.leaves.values()}
     names |= {"REPLICA": 0, "REPLICAS": 1, "sum_replicas": lambda tensor: tensor}
     exec(code, names)  # noqa: S102  # our own text
-    return names["stage"]  # type: ignore[return-value]
+    stage: nn.Module = names["stage"]  # type: ignore[assignment]
+    stand_in(stage, stage=True)
+    return stage
 
 
 def compare_numbers(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..ir.graph import Arg, Device, Dim, Op, Ref, State, TorchConstant
+from ..ir.graph import Arg, Device, Dim, Items, Op, Ref, State, TorchConstant
 from .expression import Expr, Level, binary, number, quote, sequence
 
 Names = Callable[[Ref | State], Expr]
@@ -38,6 +38,9 @@ def spell_arg(value: Arg, names: Names, hint: str = "") -> Expr:
         return Expr(str(value))
     if isinstance(value, tuple):
         return sequence([spell_arg(item, names, hint) for item in value])
+    if isinstance(value, Items):
+        pairs = (f"{quote(key)}: {spell_arg(item, names, key).text}" for key, item in value.items)
+        return Expr(f"{{{', '.join(pairs)}}}")
     if isinstance(value, str):
         return Expr(quote(value))
     if value is None or isinstance(value, bool):

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from ..ir.function import users_class
 from ..ir.graph import Graph, Ref, State, TensorMeta, references
 from .expression import Expr, plain
-from .hints import assigned, elements
+from .hints import assigned, assigned_by_call
 from .layout import fits, split_top
 from .ops import spell
 from .scope import Scope
@@ -225,7 +225,11 @@ def wanted_names(
     if statement is None or not statement.targets:
         return {}
     last = items[-1]
-    named = assigned(statement, elements(last.call.output) if last.call else last.makes)
+    named = (
+        assigned_by_call(statement, last.call.output)
+        if last.call
+        else assigned(statement, last.makes)
+    )
     if len(statement.targets) > 1 and named:
         return dict(named)
     leaving = [value for item in items for value in item.makes if value and outside.get(value)]

@@ -78,6 +78,8 @@ class Calls:
 
     def receiver(self, path: str) -> str:
         """`self.blocks["2"].attn` for a module's full path."""
+        if not path:  # the model, which the stage is then
+            return "super().forward"
         return self.attributes.access(path.removeprefix(f"{self.base}.") if self.base else path)
 
     def __call__(self, item: Item, writer: Writer, receiver: str | None = None) -> Spelled:
@@ -122,6 +124,7 @@ class Calls:
             top or any(n.name in used for n in references(output) if isinstance(n, Ref))
         ):
             inner = ", ".join(self.pattern(part, used, values, top=False) for part in output)
-            return inner if top else f"({inner})"
+            inner += "," * (len(output) == 1)
+            return inner if top and len(output) > 1 else f"({inner})"
         values.append(output.name if isinstance(output, Ref) and output.name in used else "")
         return "{}"

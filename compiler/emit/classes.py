@@ -53,6 +53,9 @@ class Class:
     init: tuple[str, ...]
     arguments: tuple[str, ...]
     forward: tuple[Line, ...]
+    base: str = "nn.Module"
+    given: str = ""
+    """What the base's __init__ is given."""
 
 
 def unify(drafts: Sequence[Draft], taken: Iterable[str]) -> tuple[list[Class], dict[str, Expr]]:

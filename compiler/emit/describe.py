@@ -8,6 +8,7 @@ from ..ir.program import Edge, Program
 from ..ir.unit import Unit
 from .data import DataView, listed
 from .job import Job
+from .leaves import leaf_modules
 from .reducer import reduction
 
 width = 99
@@ -44,6 +45,7 @@ def describe_rank(
 def needs(job: Job, unit: Unit) -> str:
     """What the script imports."""
     own = {job.graph.registered.get(op.target) for op in unit.ops} - {None}
+    own |= leaf_modules(job.graph, unit)
     files = " and ".join(f"{module}.py" for module in sorted(map(str, own)))
     return f"Needs PyTorch and {files}, beside it." if own else "Needs PyTorch alone."
 

@@ -41,6 +41,8 @@ class Function:
     """Whether the number of samples is an argument of its own."""
     without_grad: bool = False
     """Whether it runs under torch.no_grad() as a whole: its caller says so."""
+    autocast: str | None = None
+    """The dtype of the torch.autocast in which its caller runs it."""
 
 
 class FunctionWriter:
@@ -80,17 +82,26 @@ class FunctionWriter:
     def lines(self) -> list[Line]:
         """The body."""
         lines: list[Line] = []
-        for grad, run in groupby(self.function.items, key=lambda item: item.grad):
+        for contexts, run in groupby(self.function.items, key=self.contexts):
             found = list(self.run(list(run)))
-            if grad or self.function.without_grad:
-                lines += found
-            else:
-                lines.append(Line("with torch.no_grad():"))
-                lines += [replace(line, indent=line.indent + 4) for line in found]
+            if contexts:
+                lines.append(Line(f"with {', '.join(contexts)}:"))
+                found = [replace(line, indent=line.indent + 4) for line in found]
+            lines += found
         lines = self.returned(lines)
         if not self.function.given_batch and self.calls.tree.reads_batch(self.function.items):
             lines.insert(0, Line(f"batch = {self.batch()}"))
         return lines
+
+    def contexts(self, item: Item) -> tuple[str, ...]:
+        """What an item must run in, beside what the function's caller sees to."""
+        autocast, found = item.autocast(self.graph.autocast), []
+        if not item.grad and not self.function.without_grad:
+            found.append("torch.no_grad()")
+        if autocast != self.function.autocast:
+            how = f"torch.{autocast}" if autocast else "enabled=False"
+            found.append(f"torch.autocast(device.type, {how})")
+        return tuple(found)
 
     def batch(self) -> str:
         """The number of samples, from the first argument that shows it."""

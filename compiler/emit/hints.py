@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ..ir.graph import Arg, Graph, Op, Ref, Statement
+from ..ir.graph import Arg, Graph, Op, Ref, Statement, references
 
 
 def name_values(graph: Graph) -> dict[str, str]:
@@ -16,7 +16,7 @@ def name_values(graph: Graph) -> dict[str, str]:
     }
     names |= name_inside(graph)
     for call in reversed(list(graph.calls.values())):  # inner calls before those around them
-        names |= assigned(graph.statements.get(call.statement), elements(call.output))
+        names |= assigned_by_call(graph.statements.get(call.statement), call.output)
     return names_in_sequence(graph, names) | names | dict(graph.names)
 
 
@@ -62,6 +62,20 @@ def assigned(statement: Statement | None, values: tuple[str, ...]) -> Mapping[st
     if statement is None or len(statement.targets) != len(values):
         return {}
     return {value: name for value, name in zip(values, statement.targets, strict=True) if value}
+
+
+def assigned_by_call(statement: Statement | None, output: Arg) -> Mapping[str, str]:
+    """The names that a statement gives to what a call returns; all of a tuple has its one name."""
+    parts = output if isinstance(output, tuple) else (output,)
+    if statement is None or len(statement.targets) != len(parts):
+        return {}
+    inner = {
+        ref.name: name
+        for part, name in zip(parts, statement.targets, strict=True)
+        for ref in references(part)
+        if isinstance(part, tuple) and isinstance(ref, Ref) and name != "_"
+    }
+    return {**inner, **assigned(statement, elements(output))}
 
 
 def elements(output: Arg) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ from .attributes import Attributes, Holding, construct, empty_tensor
 from .body import Line
 from .calls import Calls, signature
 from .classes import Class, Draft, unify, whole
-from .expression import Expr, call, quote
+from .expression import Expr, call, plain, quote
 from .function import Function, FunctionWriter
 from .functions import function_names
+from .leaves import imported, own_name
 from .loops import LoopFinder
 from .scope import script
 from .tree import Item, Tree, is_leaf, make_tree
@@ -70,8 +71,9 @@ class Lifter:
         for height in range(1, max(heights.values(), default=0) + 1):
             paths = [path for path, value in heights.items() if value == height]
             drafts = [self.draft(path) for path in paths]
-            names = function_names(self.graph, self.unit)
-            made, instances = unify(drafts, names.union(script, (c.name for c in classes)))
+            own = function_names(self.graph, self.unit)
+            taken = script.union((c.name for c in classes), imported(self.graph), own)
+            made, instances = unify(drafts, taken)
             classes += made
             self.instances |= instances
         sends = tuple(dict.fromkeys(t.value for t in self.unit.sends))
@@ -127,7 +129,7 @@ class Lifter:
         """How to build a module."""
         module = self.graph.modules[path]
         if module.constructor is not None:
-            return construct(module.constructor)
+            return construct(own_name(self.graph, module))
         if path in self.chains:
             return call(
                 "nn.Sequential", [self.make(f"{path}.{name}").text for name in module.children]
@@ -160,6 +162,7 @@ class Lifter:
             LoopFinder(self.tree, attributes, path, {}).find(items, form.results),
             given_batch=form.batch,
             without_grad=not item.grad,
+            autocast=item.autocast(self.graph.autocast),
         )
         writer = FunctionWriter(
             self.graph,
@@ -188,6 +191,7 @@ class Lifter:
             tuple(items),
             results,
             LoopFinder(self.tree, attributes, "", self.seeds).find(items, results),
+            autocast=self.graph.autocast,
         )
         writer = FunctionWriter(
             self.graph,
@@ -200,10 +204,16 @@ class Lifter:
         lines = whole(writer.lines())
         names_ = (*writer.argument_names, *(("key",) if self.unit.seeds else ()))
         init = tuple(line.text for line in whole(Line(text) for text in attributes.lines()))
-        return Class("Stage", "", (), init, names_, lines)
+        if "" not in self.graph.leaves:
+            return Class("Stage", "", (), init, names_, lines)
+        base = own_name(self.graph, self.graph.modules[""])
+        given = plain(construct(base).text).removeprefix(base.cls)[1:-1]
+        return Class("Stage", "", (), init, names_, lines, base.cls, given)
 
     def holdings(self, base: str, items: list[Item], names: list[str]) -> dict[str, Holding]:
         """What a class holds: the modules that it calls, and the state that none of them has."""
+        if "" in self.graph.leaves:  # the stage is the model
+            return {}
         prefix = f"{base}." if base else ""
         modules = dict.fromkeys(item.call.path for item in items if item.call)
         found = {

@@ -84,7 +84,8 @@ class LoopFinder:
         if len(first) != 1 or any(len(item.makes) != 1 for item in run):
             return False
         carried = [*first, *(item.makes[0] for item in run)]
-        if any(readers[value] > 1 for value in carried[1:-1]) or len({i.grad for i in run}) > 1:
+        around = {(i.grad, i.autocast(None)) for i in run}
+        if any(readers[value] > 1 for value in carried[1:-1]) or len(around) > 1:
             return False
         for i, item in enumerate(run):
             if {value for value in item.reads if value in carried} != {carried[i]}:

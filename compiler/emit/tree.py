@@ -31,6 +31,12 @@ class Item:
     def grad(self) -> bool:
         return any(op.grad for op in self.ops)
 
+    def autocast(self, usual: str | None) -> str | None:
+        """The dtype of the autocast around it; `usual` for a call inside which there are several,
+        or none."""
+        found = {op.autocast for op in self.ops}
+        return found.pop() if len(found) == 1 else usual
+
     @property
     def op(self) -> Op:
         (op,) = self.ops
@@ -76,7 +82,8 @@ class Tree:
 
     def op_item(self, op: Op) -> Item:
         reads = tuple(ref.name for ref in op.operands if isinstance(ref, Ref))
-        return Item((op,), None, op.statement, reads, outputs_of(op))
+        model = self.graph.calls["", 0] if op.target == whole_model(self.graph) else None
+        return Item((op,), model, op.statement, reads, outputs_of(op))
 
     def call_item(self, key: CallId) -> Item:
         ops, call = self.ops_of[key], self.graph.calls[key]
@@ -98,14 +105,19 @@ class Tree:
     def needs_batch(self, item: Item) -> bool:
         """Whether a call's function has a size that grows with the batch and no value to see the
         number of samples from."""
-        if item.call is None or any(map(is_batched, (self.metas[v] for v in item.reads))):
+        if item.call is None or item.call.path in self.graph.leaves:
+            return False
+        if any(map(is_batched, (self.metas[v] for v in item.reads))):
             return False
         key = (item.call.path, item.call.number)
         return key in self.whole and self.reads_batch(self.items(key))
 
     def reads_batch(self, items: Sequence[Item]) -> bool:
         """Whether a function with these items needs the number of samples."""
-        own = (op for item in items if item.call is None for op in item.ops)
+        own = (
+            op for item in items if item.call is None or item.call.path in self.graph.leaves
+            for op in item.ops
+        )  # fmt: skip
         return any(has_batch((op.args, op.kwargs)) for op in own) or any(
             map(self.needs_batch, items)
         )
@@ -180,7 +192,14 @@ def structure(item: Item) -> tuple[object, ...]:
     arguments = item.call.arguments if item.call else ()
     given = [(name, shown(value)) for name, value in arguments if any(references(value))]
     ops = [
-        (op.target, shown(op.args), shown(op.kwargs), shown(tuple(map(Ref, op.outputs))), op.grad)
+        (
+            op.target,
+            shown(op.args),
+            shown(op.kwargs),
+            shown(tuple(map(Ref, op.outputs))),
+            op.grad,
+            op.autocast,
+        )
         for op in item.ops
     ]
     return *given, *ops, shown(tuple(map(Ref, item.makes)))
@@ -208,6 +227,11 @@ def may_fold(graph: Graph, unit: Unit, call: CallId, ops: Sequence[Op]) -> bool:
     layers = [layer.call for layer in graph.layers if seeded & set(layer.ops)]
     around = set(ancestors(graph, call))
     return all(layer in around for layer in layers)
+
+
+def whole_model(graph: Graph) -> str:
+    """The target of the one op that is all of the model; "" where there is none."""
+    return "ppc.leaf.default" * ("" in graph.leaves)
 
 
 def is_leaf(module: Module | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from ..ir.graph import Graph, TensorMeta
+from ..ir.norms import counting_norms
 from ..ir.program import Log, Loop, Program
 from ..ir.spec import Spec
 from ..ir.unit import Unit
@@ -17,6 +18,7 @@ from .describe import describe_rank, paragraph
 from .functions import view_functions
 from .job import Job, dtypes
 from .layout import wrap
+from .leaves import import_lines
 from .lift import Lifted, lift
 from .loop import loop_lines, view_log
 from .mean import weigh_lines
@@ -57,7 +59,7 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         "compiled": spec.train.compile,
         **view_init(job, unit),
         "data": data and asdict(data),
-        "registering": registering(job.graph, unit),
+        "registering": registering(job.graph, unit) + import_lines(job.graph, unit),
         "general": is_general(program),
         "uneven": not plan.even,
         "edges": bool(program.edges),
@@ -99,9 +101,15 @@ def view_again(job: Job, program: Program, unit: Unit) -> dict[str, object]:
             program,
             unit,
             again=bool(again["norms"]),
-            autocast=job.spec.train.precision == "bf16",
+            autocast=job.graph.autocast is not None or reads_bfloat16(job.graph, unit),
         )
     }
+
+
+def reads_bfloat16(graph: Graph, unit: Unit) -> bool:
+    """Whether a batch norm of a stage normalises such numbers."""
+    norms = (op for op in counting_norms(graph) if op in unit.ops)
+    return any(graph.values[str(op.args[0])].dtype == "bfloat16" for op in norms)
 
 
 def default_dtype(spec: Spec) -> list[str]:
@@ -130,7 +138,9 @@ def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
         comment = f"  # the part of {job.graph.model} on this rank; names as in the whole model"
     return {
         "name": form.name,
-        "comment": comment if len(f"class {form.name}(nn.Module):{comment}") <= 100 else "",
+        "base": form.base,
+        "given": form.given,
+        "comment": comment if len(f"class {form.name}({form.base}):{comment}") <= 100 else "",
         "init_head": list(wrap(f"def __init__({', '.join(['self', *form.parameters])}):", 4)),
         "init": [line for text in form.init for line in wrap(text, 8)],
         "forward_head": list(forward_head(job, unit, form)),

@@ -70,6 +70,7 @@ def build_model(tree: Tree) -> Model:
         factory=Factory(target=tree["factory"], args=build_arguments(tree.get("args", {}))),
         inputs=tuple((name, build_input(name, feed)) for name, feed in named),
         weight=build_weight(tree.get("weight", {})),
+        leaf=tuple(tree.get("leaf", ())),
         **pick(tree, "loss"),
     )
 

@@ -25,7 +25,6 @@ from .document import Complaint, dotted, within
 planned: Mapping[str, str] = MappingProxyType(
     {
         "model.weights": "leave it out: the model's own initialisation is used",
-        "model.leaf": "leave it out: every module is captured",
         "train.optimizer.capturable": "leave it out: scripts record no CUDA graph",
         "train.optimizer.differentiable": "leave it out: nothing goes back through an update",
         "train.precision=fp16": "precision: bf16",

@@ -79,7 +79,8 @@ class Op:
     grad: bool = True
     """False inside torch.no_grad()."""
     autocast: str | None = None
-    """The dtype of the torch.autocast around it, `bfloat16`; dtypes of its values follow."""
+    """The dtype of the torch.autocast around it, `bfloat16`; dtypes of its values follow. None: it
+    is off."""
     where: str = ""
     """The user's line, `gpt.py:58`."""
     statement: int = 0
@@ -251,6 +252,12 @@ class Graph:
     registers them."""
     functions: Mapping[str, UsersFunction] = field(default_factory=dict)
     """Autograd functions of the user's, by the target of their ops."""
+    leaves: Mapping[str, str] = field(default_factory=dict)
+    """Modules of the user's own that are kept whole -> the module beside the model's that defines
+    their class. Such a call is one op, `ppc.leaf.default`, of the path, what the call was given and
+    the module's tensors."""
+    autocast: str | None = None
+    """The dtype of the torch.autocast that stages run in."""
     layers: tuple[Layer, ...] = ()
     recompute: tuple[str, ...] = ()
     """Paths of modules that keep only what they are given: their calls run again in the backward.

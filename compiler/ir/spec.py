@@ -86,6 +86,8 @@ class Model:
     fields that feed no input: a name in torch.nn.functional, `file.py:callable` or
     `package.module:callable`."""
     weight: Weight = Weight()
+    leaf: tuple[str, ...] = ()
+    """Paths of modules that are kept whole, or names of their classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,8 @@ class RandomLayers:
     """(a call, the number of a random operation among those that are the call's own)."""
     counts: Mapping[CallId, int]
     """Random operations that are a call's own, where one but the first starts a layer."""
+    leaves: frozenset[str]
+    """Modules that the graph has as one operation each, whatever they draw."""
 
 
 def find_random(graph: Graph) -> RandomLayers:
@@ -51,7 +53,8 @@ def find_random(graph: Graph) -> RandomLayers:
         seen.add(layer.path)
         counts[op.call] += 1
     followed = {call for call, number in loose if number}
-    return RandomLayers(calls, loose, {call: counts[call] for call in followed})
+    leaves = frozenset(op.call[0] for op in graph.ops if op.target == "ppc.leaf.default")
+    return RandomLayers(calls, loose, {call: counts[call] for call in followed}, leaves)
 
 
 @dataclass(slots=True)
@@ -80,6 +83,10 @@ class Seeder:
     def draw(self) -> None:
         """A random operation is about to run."""
         call = self.running[-1] if self.running else ("", 0)  # the loss counts as the model's own
+        leaf = next((around for around in self.running if around[0] in self.layers.leaves), None)
+        if leaf is not None and self.drawn[leaf]:
+            return
+        call = leaf or call
         self.seed(self.layers.loose.get((call, self.drawn[call])))
         self.drawn[call] += 1
 

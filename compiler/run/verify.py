@@ -135,7 +135,7 @@ def limits(train: Train, graph: Graph) -> dict[str, float]:
     whole = ROUNDED if rounds(graph) else EXACT
     if train.precision == "fp64":
         return {"limit": EXACT, "gradient_limit": EXACT, "whole_limit": whole}
-    if train.precision == "fp32":
+    if train.precision == "fp32" and not any(op.autocast for op in graph.ops):
         return {"limit": ROUNDED, "gradient_limit": ROUNDED, "whole_limit": whole}
     limit = ROUNDED_BF16 if train.compile else ROUNDED  # compiled, fewer results are rounded
     return {"limit": limit, "gradient_limit": ROUNDED_BF16, "whole_limit": whole}

@@ -37,6 +37,7 @@ from .rewrite import substitute
 from .training import Training
 from .user import location
 from .weight import weight_fields
+from .whole import known
 
 
 def assemble(
@@ -75,6 +76,7 @@ def assemble(
         canonical=canonical,
         names=read_names(raw, training),
         statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},
+        autocast=training.autocast,
         recompute=tuple(raw.checkpoints.paths),
         saved=saved,
         messages=messages + told + tuple(map(kept_checkpoint, raw.checkpoints.lone)),
@@ -257,7 +259,7 @@ def read_module(path: str, module: nn.Module, folder: Path) -> Module:
         children=tuple(name for name, _ in module.named_children()),
         parameters=tuple(name for name, _ in module.named_parameters(recurse=False)),
         buffers=tuple(name for name, _ in module.named_buffers(recurse=False)),
-        constructor=constructor(module),
+        constructor=known.leaves[path].constructor if path in known.leaves else constructor(module),
         sequential=isinstance(module, nn.Sequential) and cls.forward is nn.Sequential.forward,
         indexed=isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential),
         training=module.training,

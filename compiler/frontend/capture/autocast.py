@@ -64,6 +64,31 @@ def lists_of(kind: str) -> Iterator[None]:
         library._destroy()
 
 
+@contextmanager
+def regions_of(kind: str) -> Iterator[None]:
+    """Let a user's own torch.autocast mean the CPU where it names the device that scripts are for,
+    and nothing where it names another."""
+    if kind == "cpu":
+        yield
+        return
+    original = torch.autocast.__init__
+    swapped = {kind: "cpu", "cpu": kind}
+
+    def init(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, enabled: bool = True,  # noqa: FBT001, FBT002  # torch's
+        cache_enabled: bool | None = None,  # noqa: FBT001  # the same
+    ) -> None:  # fmt: skip
+        usual = torch.get_autocast_dtype(device_type)
+        device = swapped.get(device_type, device_type)
+        original(self, device, usual if dtype is None else dtype, enabled, cache_enabled)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = original  # type: ignore[method-assign]
+
+
 def make_kernel(name: str, overload: str) -> Callable[..., object]:
     """What the GPU's autocast does to the operands of one operation."""
     function = getattr(getattr(torch.ops.aten, name), overload)

@@ -4,7 +4,7 @@ import random
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from ...errors import CaptureError, Location
 from ...ir.graph import Recipe
 from ...ir.spec import Spec
 from .autocast import lists_of
+from .made import Given, noting_arguments
 from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
 from .recipe import assign_seeds, zeros
 from .record import Recorder
 from .sharing import find_shared
 from .user import call, first_line
+from .whole import stand_in
 
 dtypes = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.float32}
 """Of weights and of the data's floats, by precision."""
@@ -66,9 +68,7 @@ def default_dtype(precision: str) -> Iterator[None]:
 def numerics(spec: Spec) -> Iterator[None]:
     """Compute as the spec's scripts do on its devices: new tensors get the precision's dtype, and
     autocast follows the lists of the kind of device."""
-    autocasts = spec.train.precision == "bf16"
-    kind = spec.cluster.device.kind if autocasts else "cpu"
-    with default_dtype(spec.train.precision), lists_of(kind):
+    with default_dtype(spec.train.precision), lists_of(spec.cluster.device.kind):
         yield
 
 
@@ -85,6 +85,8 @@ class Built:
     """Why the factory could not be recorded, where it could not."""
     shared: tuple[tuple[str, str], ...] = ()
     """Pairs of different tensors in one memory."""
+    given: Mapping[int, Given] = field(default_factory=dict)
+    """What modules were built from, by their ids."""
 
 
 def build_model(spec: Spec) -> nn.Module:
@@ -113,20 +115,22 @@ def build_fake(spec: Spec) -> Built:
     (a file is read, a dry run is made)."""
     mode = fake_mode()
     recorder, why_saved = Recorder(), ""
-    try:
-        model = record(spec, mode, recorder)
-        recipes = assign_seeds(recorder.recipes(dict(state_tensors(model))))
-    except CaptureError as error:
-        if error.__cause__ is None:
-            raise
-        model = build_model(spec)
-        why_saved = f"{type(error.__cause__).__name__}: {first_line(error.__cause__)}"
-        recipes = {name: Recipe(saved=True) for name, _ in state_tensors(model)}
+    with noting_arguments() as given:
+        try:
+            model = record(spec, mode, recorder)
+            recipes = assign_seeds(recorder.recipes(dict(state_tensors(model))))
+        except CaptureError as error:
+            if error.__cause__ is None:
+                raise
+            model = build_model(spec)
+            why_saved = f"{type(error.__cause__).__name__}: {first_line(error.__cause__)}"
+            recipes = {name: Recipe(saved=True) for name, _ in state_tensors(model)}
     refuse_uninitialised(spec, model, recipes)
     shared = find_shared(state_tensors(model))
     make_fake(model, mode)
     known = {name: r if r.saved or r.ops else zeros for name, r in recipes.items()}
-    return Built(model, mode, known, recorder, why_saved, shared)
+    stand_in(model)
+    return Built(model, mode, known, recorder, why_saved, shared, given)
 
 
 def record(spec: Spec, mode: FakeTensorMode, recorder: Recorder) -> nn.Module:

@@ -18,14 +18,17 @@ from .canonical import canonicalise
 from .convert import Converter
 from .export import export
 from .fields import bind, read_fields
+from .leaves import find_leaves
 from .private import is_fake, storage_address
 from .raw import Raw
 from .registered import refuse_underivable
 from .replay import replay
 from .sharing import refuse_shared
 from .statements import forget
+from .survey import survey
 from .training import Training, make_training
 from .user import location, model_folder
+from .whole import know, known, stand_in
 
 
 def capture(spec: Spec) -> Graph:
@@ -35,8 +38,12 @@ def capture(spec: Spec) -> Graph:
     """
     forget()
     fields = read_fields(spec)
+    know(spec, {})
     with numerics(spec):
         built = build_fake(spec)
+        if spec.model.leaf:
+            know(spec, find_leaves(spec, built, model_folder(spec)))
+            stand_in(built.model)
         binding = bind(spec, built.model, fields)
         training = make_training(spec, built.model, binding)
         sizes, told = batch_sizes(fields), (binding.note,) if binding.note else ()
@@ -56,7 +63,8 @@ def capture(spec: Spec) -> Graph:
         target: replace(function, where=short(function.where, spec.folder))
         for target, function in raw.functions.items()
     }
-    graph = replace(graph, registered=raw.registered, functions=functions)
+    sources = {path: leaf.source for path, leaf in known.leaves.items() if leaf.source}
+    graph = replace(graph, registered=raw.registered, functions=functions, leaves=sources)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)
@@ -78,6 +86,7 @@ def trace(
     training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int, folder: Path
 ) -> Raw:
     """One microbatch of `batch` samples, in canonical form. `folder`: the model's."""
+    survey(training, built, fields, batch)
     raw = Converter(export(training, built, fields, batch), folder).convert()
     refuse_computed(raw, built.model)
     return canonicalise(dissolve_borrowers(find_values(raw, built)))

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch.export.graph_signature import InputKind, InputSpec
@@ -13,19 +14,27 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
 from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
+from . import whole
+from .applied import make_op
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced, needs_values
-from .places import Places, module_path, users_location
-from .private import inline_region
+from .places import Places, module_calls, module_path, users_location
+from .private import region_mark
 from .raw import Raw
 from .registered import module_of
 from .schema import draws, dropped, given_positionals, is_default, running_statistics, without_out
 from .statements import frames, users_frame
 from .user import location
-from .whole import make_op
 
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Each kind of device, and each CPU, runs these in a way of its own."""
+
+
+class Mode(NamedTuple):
+    """What holds around an operation."""
+
+    grad: bool
+    autocast: str | None
 
 
 class Converter:
@@ -36,10 +45,13 @@ class Converter:
         self.folder = folder
         """Of the model's file."""
         self.traced = traced
+        self.mode = Mode(grad=True, autocast=traced.autocast)
+        self.outer: list[str | None] = []
+        """The autocasts around the region at hand."""
         self.nodes: dict[Node, Arg] = {}
         """Traced node -> what it is in the graph."""
         self.names: dict[str, Arg] = {}
-        """The same by the name that hooks saw: torch may name a region's results as an op in it."""
+        """The same by the name that hooks saw."""
         self.places = Places(traced.keys)
 
     def convert(self) -> Raw:
@@ -48,7 +60,7 @@ class Converter:
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
         for node in placeholders:
             self.placeholder(node, specs[node.name])
-        self.walk(program.graph.nodes, grad=True)
+        self.walk(program.graph.nodes)
         traced = (n for n in placeholders if specs[n.name].kind != InputKind.CONSTANT_TENSOR)
         for index, node in enumerate(traced):  # constants are put in afterwards
             self.names[f"arg{index}_1"] = self.nodes[node]  # as hooks see it while tracing
@@ -59,11 +71,17 @@ class Converter:
             )
             for call, noted in self.traced.calls.items()
         }  # fmt: skip
+        self.raw.ops = [self.leaf(op) if op.target == whole.target else op for op in self.raw.ops]
         self.refuse_assignments()
         self.raw.call_statements, self.raw.parents, self.raw.statements = (
             self.places.call_statements, self.places.parents, self.places.statements,
         )  # fmt: skip
         return self.raw
+
+    def leaf(self, op: Op) -> Op:
+        """The operation of a leaf, with all that its call was given."""
+        call = self.raw.calls[op.call]
+        return whole.with_call(op, call.arguments, call.positional)
 
     def placeholder(self, node: Node, spec: InputSpec) -> None:
         if spec.kind == InputKind.USER_INPUT:
@@ -95,50 +113,38 @@ class Converter:
                     f'self.register_buffer("{fqn.rpartition(".")[2]}", ...) in __init__',
                 )
 
-    def walk(self, nodes: Iterable[Node], *, grad: bool) -> None:
-        """Add the ops of a (sub)graph; its placeholders are known already."""
+    def walk(self, nodes: Iterable[Node]) -> None:
+        """Add the ops of the graph; its placeholders are known already."""
         for node in nodes:
             if node.op == "call_function":
-                region = inline_region(node)
-                if region is not None:
-                    graph, inputs, grad_on, autocast = region
-                    self.region(
-                        node, graph, inputs, autocast, grad=grad if grad_on is None else grad_on
-                    )
+                mark = region_mark(node)
+                if mark is not None:
+                    self.change_mode(node, *mark)
                 elif node.target is operator.getitem:
                     source, index = node.args
-                    self.nodes[node] = self.nodes[source][index]  # type: ignore[index]
-                    if inline_region(source) is None:  # type: ignore[arg-type]
-                        self.names[node.name] = self.nodes[node]
+                    self.nodes[node] = self.names[node.name] = self.nodes[source][index]  # type: ignore[index]
                 else:
-                    self.op(node, grad=grad)
+                    self.op(node)
             elif node.op == "output":
                 self.raw.output = self.rename_nodes(node.args[0])
 
-    def region(
-        self,
-        node: Node,
-        graph: torch.fx.Graph,
-        inputs: tuple[object, ...],
-        autocast: str | None,
-        *,
-        grad: bool,
-    ) -> None:
-        """A no_grad region: its ops in place, marked."""
-        if autocast is not None:
-            ops = (n for n in graph.nodes if n.op == "call_function")
-            raise CaptureError(
-                f"an autocast region inside forward ({autocast}) is not supported yet",
-                next(filter(None, map(users_location, ops)), None),
-                "leave it out; the whole model runs in the spec's precision",
-            )
-        outer = self.raw.output
-        for inner, value in zip(
-            (n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True
-        ):
-            self.nodes[inner] = self.rename_nodes(value)
-        self.walk(graph.nodes, grad=grad)
-        self.nodes[node], self.raw.output = self.raw.output, outer
+    def change_mode(self, node: Node, what: str, value: Any) -> None:
+        """Where a no_grad or autocast region begins or ends."""
+        if what == "grad":
+            self.mode = self.mode._replace(grad=value)
+        elif what == "exit":
+            self.mode = self.mode._replace(autocast=self.outer.pop())
+        else:
+            self.outer.append(self.mode.autocast)
+            if value not in (None, "", "bfloat16"):
+                raise CaptureError(
+                    f"an autocast region in {value}: small gradients vanish in it unless the loss "
+                    "is scaled, which scripts do not",
+                    users_location(node),
+                    "torch.bfloat16",
+                )
+            if value is not None:
+                self.mode = self.mode._replace(autocast=value or None)
 
     def rename_nodes(self, value: object) -> Arg:
         """Nodes in a nest of arguments, as arguments of the graph."""
@@ -154,7 +160,7 @@ class Converter:
             return Items(tuple((key, self.rename(value)) for key, value in argument.items))
         return argument
 
-    def op(self, node: Node, *, grad: bool) -> None:
+    def op(self, node: Node) -> None:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             name = getattr(target, "__name__", str(target))
@@ -167,17 +173,17 @@ class Converter:
         if target.namespace not in ("aten", "ppc"):
             module = module_of(target, self.folder, module_path(node), users_location(node))
             self.raw.registered[str(target)] = module
-        if self.traced.autocast and target._schema.name in recurrent:
+        if self.mode.autocast and target._schema.name in recurrent:
             raise CaptureError(
                 f"what dtype {target} gives under autocast hangs on the machine",
                 users_location(node),
                 "precision: fp32",
             )
         if any(map(is_dynamic, tree_leaves(node.meta.get("val")))):
-            raise needs_values(users_location(node))
+            raise needs_values(users_location(node), [path for path, _ in module_calls(node)])
         out = node.kwargs.get("out")
         plain = without_out(target) if isinstance(out, Node) else None
-        op = self.operation(node, plain or target, grad=grad)
+        op = self.operation(node, plain or target)
         if target is torch.ops.ppc.apply.default:
             tensors, number = node.args
             given = [self.rename_nodes(tensor) for tensor in tensors]  # type: ignore[union-attr]
@@ -188,7 +194,7 @@ class Converter:
         if plain:
             self.write_out(op, node, self.rename_nodes(out))
 
-    def operation(self, node: Node, target: torch._ops.OpOverload, *, grad: bool) -> Op:
+    def operation(self, node: Node, target: torch._ops.OpOverload) -> Op:
         """A node as an op. `target`: its own, or that without `out`."""
         call, number = self.places.find(node)
         schema = target._schema
@@ -209,9 +215,9 @@ class Converter:
             call=call,
             mutates=self.aliased(node, write=True),
             views=self.aliased(node, write=False),
-            random=draws(target, node.args, node.kwargs),
-            grad=grad,
-            autocast=self.traced.autocast,
+            random=draws(target, node.args, node.kwargs) or whole.draws(node),
+            grad=self.mode.grad,
+            autocast=self.mode.autocast,
             where=f"{frame.file}:{frame.line}" if frame else "",
             statement=number,
             at_default=frozenset(

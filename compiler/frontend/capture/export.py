@@ -10,7 +10,7 @@ import io
 import logging
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -20,22 +20,24 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ...errors import CaptureError, Location
+from ...errors import CaptureError, Location, PpcError
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
 from .autocast import autocast
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
+from .inner_backward import refuse_inner_backward
 from .private import (
     is_data_dependent,
     node_name,
     on_tensor_hook,
+    regions_flat,
     running_call,
 )
 from .python_state import refuse_python_state
 from .training import Training
-from .user import call_site, users_errors, users_line
+from .user import call_site, first_line, known_remedy, users_errors, users_line
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def export(
     calls: dict[CallId, RawCall] = {}
     keys: dict[CallId, CallId] = {}
     assigned: dict[str, str] = {}
+    running: list[str] = []
 
     def again() -> None:
         with built.mode:
@@ -84,13 +87,15 @@ def export(
     with (
         refuse_python_state(training, again),
         noting_checkpoints(training) as regions,
-        note_calls(training.model, calls, keys),
+        note_calls(training.model, calls, keys, running),
         note_assignments(training.model, assigned),
         refuse_hooks(training.model),
         keeping_functions() as functions,
+        refuse_inner_backward(lambda: leaf_hint(running)),
         quiet(),
+        regions_flat(),
         users_errors(training.where, "the model cannot be captured"),
-        plain_words(),
+        plain_words(running),
         autocast(training.autocast),  # export sees operations above it: no cast is traced
     ):
         program = torch.export.export(training, inputs, strict=False)
@@ -111,12 +116,18 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def plain_words() -> Iterator[None]:
-    """Say in the user's words what torch says in its own."""
+def plain_words(running: Sequence[str]) -> Iterator[None]:
+    """Say in the user's words what torch says in its own. `running`: paths of the modules whose
+    forward runs, the innermost last."""
     try:
         yield
+    except PpcError:
+        raise
     except Exception as error:
         if not is_data_dependent(error):
+            if (leaf := leaf_hint(running)) and not known_remedy(error):
+                what = f"the model cannot be captured: {type(error).__name__}: {first_line(error)}"
+                raise CaptureError(what, users_line(error), leaf) from error
             raise
         if any(f.name == "ctc_loss" for f in traceback.extract_tb(error.__traceback__)):
             raise CaptureError(
@@ -124,26 +135,38 @@ def plain_words() -> Iterator[None]:
                 users_line(error),
                 "tuples of numbers where lengths are fixed: (9,) * len(x)",
             ) from error
-        raise needs_values(users_line(error)) from error
+        raise needs_values(users_line(error), running) from error
 
 
-def needs_values(where: Location | None) -> CaptureError:
+def needs_values(where: Location | None, running: Sequence[str]) -> CaptureError:
     """Of what no graph can say before the data is there."""
+    leaf = leaf_hint(running)
     return CaptureError(
         "what forward computes hangs on the values of its data, not just on their shapes",
         where,
-        "torch.where instead of `if`, all elements instead of x[mask], no .item()",
+        "torch.where instead of `if`, all elements instead of x[mask], no .item()"
+        + f"; or {leaf}" * bool(leaf),
     )
+
+
+def leaf_hint(running: Sequence[str]) -> str:
+    """How to keep the module whole that runs; "" where that is all of the model."""
+    path = running[-1] if running else ""
+    return f"keep the module whole: model: {{leaf: [{path}]}}" if path else ""
 
 
 @contextmanager
 def note_calls(
-    model: nn.Module, calls: dict[CallId, RawCall], keys: dict[CallId, CallId]
+    model: nn.Module,
+    calls: dict[CallId, RawCall],
+    keys: dict[CallId, CallId],
+    running: list[str],
 ) -> Iterator[None]:
-    """Note arguments and results of every module call while it is traced, and its key there."""
+    """Note arguments and results of every module call while it is traced, its key there, and the
+    paths of those that run."""
     handles = []
     for path, module in model.named_modules():
-        before, after = make_hooks(path, calls, keys)
+        before, after = make_hooks(path, calls, keys, running)
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after))
     try:
@@ -187,17 +210,18 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
 
 
 def make_hooks(
-    path: str, calls: dict[CallId, RawCall], keys: dict[CallId, CallId]
+    path: str, calls: dict[CallId, RawCall], keys: dict[CallId, CallId], running: list[str]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """The hooks of one module; its k-th call has number k, and calls may nest."""
-    running: list[int] = []
+    numbers: list[int] = []
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         if any(isinstance(value, PackedSequence) for value in args):
+            leaf = leaf_hint(running)
             raise CaptureError(
                 "a packed sequence is as long as the values of its data say",
                 call_site(),
-                "padded sequences, without pack_padded_sequence",
+                "padded sequences, without pack_padded_sequence" + f"; or {leaf}" * bool(leaf),
             )
         number = sum(1 for other, _ in calls if other == path)
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
@@ -214,10 +238,12 @@ def make_hooks(
                 arguments.append((name, traced(value)))
         calls[path, number] = RawCall(tuple(arguments), len(args))
         keys[running_call() or (path, number)] = path, number
-        running.append(number)
+        numbers.append(number)
+        running.append(path)
 
     def after(_: nn.Module, __: tuple[object, ...], output: object) -> None:
-        number = running.pop()
+        number = numbers.pop()
+        running.pop()
         call = calls[path, number]
         calls[path, number] = RawCall(call.arguments, call.positional, traced(output))
 

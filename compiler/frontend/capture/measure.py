@@ -3,7 +3,7 @@
 The graph runs twice on tensors without values, at two batch sizes; counts are linear in the batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ir.graph import Amount, CallId, Dim, Graph, Op, Parameter, Ref, State, TensorMeta
+from . import whole
 from .private import fake_mode, flop_formula, storage_address
-from .replay import run_op
+from .replay import run_op, value
 
 
 @dataclass
@@ -124,18 +125,32 @@ def run(
                 keeper.enter(call, [found[name] for name in given[call]] if call else ())
                 with nullcontext() if op.grad else torch.no_grad():
                     result = run_op(op, lookup, batch)
+                flops = counter.flops
+                if op.target == whole.target:
+                    flops = see(op, keeper, lookup, batch)
                 outputs = result if isinstance(result, list | tuple) else (result,)
                 made = dict(zip(op.outputs, outputs, strict=False))
                 found.update(made)
                 keeper.name(made)
                 counts.keeps.append(keeper.leave())
                 counts.flops.append(
-                    counter.flops or flops_by_hand(op, values, parameters, canonical, batch)
+                    flops or flops_by_hand(op, values, parameters, canonical, batch)
                 )
         counts.gradients = {  # a view made under no_grad claims a gradient, and leads nowhere
             name: getattr(value, "grad_fn", None) is not None for name, value in found.items()
         }
     return counts
+
+
+def see(op: Op, keeper: "Keeper", lookup: Callable[[Ref | State], object], batch: int) -> int:
+    """Count what a leaf was seen to keep, and what it is given; its FLOPs, or, where torch counts
+    none, two for each parameter and sample."""
+    state = [value(argument, lookup, batch) for argument in op.args[2]]  # type: ignore[union-attr]
+    seen = whole.seen_of(op, lambda argument: value(argument, lookup, batch))
+    for ref in op.operands:
+        keeper.keep(lookup(ref))  # type: ignore[arg-type]
+    keeper.add(seen.saved)
+    return seen.flops or 2 * batch * sum(tensor.numel() for tensor in state)  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -182,11 +197,14 @@ class Keeper:
             self.here[address] = None
         if address not in held:
             held.add(address)
-            if self.call is None:
-                self.counts.saved[-1] += size
-            else:
-                self.counts.own[self.call] += size
+            self.add(size)
         return tensor
+
+    def add(self, size: int) -> None:
+        if self.call is None:
+            self.counts.saved[-1] += size
+        else:
+            self.counts.own[self.call] += size
 
 
 def make(meta: TensorMeta, batch: int, *, grad: bool) -> torch.Tensor:

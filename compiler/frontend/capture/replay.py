@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Arg, Device, Dim, Items, Op, Recipe, Ref, State, TorchConstant
+from . import whole
 from .autocast import autocast
 
 classes: dict[str, Any] = {}
@@ -58,6 +59,9 @@ def run_op(op: Op, lookup: Callable[[Ref | State], object], batch: int = 0) -> o
     if op.target in classes:
         with autocast(op.autocast):
             return classes[op.target].apply(*given(op.args, lookup, batch))
+    if op.target == whole.target:
+        with autocast(op.autocast):
+            return whole.run(op, lambda argument: value(argument, lookup, batch))
     args = [value(a, lookup, batch) for a in op.args]
     kwargs = {key: value(a, lookup, batch) for key, a in op.kwargs}
     if op.target == "ppc.tensor.default":

@@ -8,7 +8,7 @@ from torch import nn
 
 from ...errors import Location
 from ...ir.spec import Spec
-from .autocast import autocast
+from .autocast import autocast, regions_of
 from .fields import Binding
 from .loss import Loss, find_loss, take_apart
 from .private import checkpoints_plain, is_fake, masks_unread
@@ -27,6 +27,7 @@ class Training(nn.Module):
         binding: Binding,
         where: Location | None,
         autocast: str | None = None,
+        device: str = "cpu",
     ) -> None:
         super().__init__()
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -34,16 +35,19 @@ class Training(nn.Module):
         self.model, self.loss, self.binding, self.where = model, loss, binding, where
         self.autocast = autocast
         """The dtype that forward is to run under."""
+        self.device = device
+        """The kind of device that it is for."""
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
         masks = masks_applied(self.model) if any(map(is_fake, values)) else nullcontext()
-        with masks, checkpoints_plain(self.around):
+        with masks, checkpoints_plain(self.around), regions_of(self.device):
             output = self.model(
                 *(fields[name] for name in self.binding.positional),
                 **{argument: fields[name] for argument, name in self.binding.keywords.items()},
             )
-        results = take_apart(self.loss(output, *(fields[name] for name in self.binding.loss)))
+        with regions_of(self.device):
+            results = take_apart(self.loss(output, *(fields[name] for name in self.binding.loss)))
         self.names = tuple(results)
         return tuple(results.values())
 
@@ -57,7 +61,8 @@ class Training(nn.Module):
 def make_training(spec: Spec, model: nn.Module, binding: Binding) -> Training:
     """Put the spec's loss behind the model."""
     dtype = "bfloat16" if spec.train.precision == "bf16" else None
-    return Training(model, find_loss(spec), binding, spec.at("model.loss"), dtype)
+    device = spec.cluster.device.kind
+    return Training(model, find_loss(spec), binding, spec.at("model.loss"), dtype, device)
 
 
 @contextmanager

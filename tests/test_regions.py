@@ -1,0 +1,88 @@
+"""Regions of forward under torch.autocast and torch.no_grad, kept as they are."""
+
+import pytest
+from emitted import emit
+from jobs import make_spec, prove
+from nets import net
+
+from ppc.frontend.capture.capture import capture
+
+pytestmark = pytest.mark.torch
+
+NESTED = """
+with torch.autocast(DEVICE, torch.bfloat16):
+    h = self.a(x)
+    with torch.no_grad():
+        still = self.a(x) * 2
+    with torch.autocast(DEVICE, enabled=False):
+        h = torch.tanh(h.float())
+    h = h @ torch.ones(8, 8)
+with torch.autocast(OTHER, enabled=False):
+    y = self.b(h.float() + still.float())
+return y
+"""
+
+
+def code(device="cpu", forward=NESTED):
+    other = {"cpu": "cuda", "cuda": "cpu"}[device]
+    text = forward.replace("OTHER", f"'{other}'")
+    return net(text.replace("DEVICE", f"'{device}'"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_op_knows_its_region(tmp_path, device):
+    """A region for the device that scripts are for; one for another does nothing."""
+    where = {"devices_per_node": 1, "device": "cpu" if device == "cpu" else "h100"}
+    graph = capture(make_spec(tmp_path, code(device), cluster=where))
+    found = [(op.target.split(".")[1], op.autocast, op.grad) for op in graph.ops[:8]]
+    assert found == [
+        ("linear", "bfloat16", True),
+        ("linear", "bfloat16", False),
+        ("mul", "bfloat16", False),
+        ("to", None, True),
+        ("tanh", None, True),
+        ("ones", "bfloat16", True),
+        ("matmul", "bfloat16", True),
+        ("to", None, True),
+    ]
+    assert graph.values[graph.ops[0].outputs[0]].dtype == "bfloat16"
+    assert not graph.values[graph.ops[2].outputs[0]].requires_grad
+
+
+def test_a_region_of_another_device_is_none(tmp_path):
+    graph = capture(make_spec(tmp_path, code("cuda")))
+    assert {op.autocast for op in graph.ops} == {None}
+
+
+def test_it_is_written_around_its_statements(tmp_path):
+    lines = emit(make_spec(tmp_path, code())).forward()
+    cast = "with torch.autocast(device.type, torch.bfloat16):"
+    assert lines[:5] == [
+        cast,
+        "    h = self.a(x)",
+        f"with torch.no_grad(), {cast.removeprefix('with ')}",
+        "    still = self.a(x) * 2",
+        "h = h.to(torch.float32).tanh()",
+    ]
+    assert lines.count(cast) == 2
+
+
+def test_what_is_off_in_bf16(tmp_path):
+    """Inside the precision's own autocast a region of the same dtype says nothing."""
+    lines = emit(make_spec(tmp_path, code(), train={"precision": "bf16"})).forward()
+    assert [line for line in lines if "autocast" in line] == [
+        "with torch.autocast(device.type, enabled=False):"
+    ]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_parity(tmp_path, fork_server, precision):
+    spec = make_spec(
+        tmp_path,
+        code(),
+        train={"precision": precision},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "cuts": ["b"]},
+    )
+    prove(spec, fork_server, steps=2, exact=False)
