@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,20 +41,21 @@ class Run:
     """Of resident memory, 10^9 bytes."""
     written_mb: float
     files: int
-    told: str
-    """The last line that it printed."""
+    fullest_gb: float | None
+    """Of all devices' memory, as `ppc plan` counts it."""
+    complaint: str
 
 
 def run(spec: Path, command: str, output: Path) -> Run:
     """Run `ppc COMMAND SPEC` and see what it takes."""
-    arguments = [sys.executable, "-m", "ppc", command, str(spec)]
+    arguments = [sys.executable, "-m", "ppc", command, str(spec), "--json"]
     arguments += ["-o", str(output)] if command == "compile" else []
     begin = time.perf_counter()
     with tempfile.TemporaryFile("w+") as told:
-        process = subprocess.Popen(arguments, stdout=told, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(arguments, stdout=told)
         _, status, used = os.wait4(process.pid, 0)
         told.seek(0)
-        lines = told.read().strip().splitlines()
+        found = json.load(told)
     seconds = time.perf_counter() - begin
     written = [path.stat().st_size for path in output.rglob("*") if path.is_file()]
     return Run(
@@ -65,8 +67,15 @@ def run(spec: Path, command: str, output: Path) -> Run:
         peak_gb=used.ru_maxrss * 1024 / 1e9,
         written_mb=sum(written) / 1e6,
         files=len(written),
-        told=lines[-1] if lines else "",
+        fullest_gb=max(map(total, found["memory"])) / 1e9 if "memory" in found else None,
+        complaint=" ".join(each["message"] for each in found.get("complaints", ())),
     )
+
+
+def total(memory: Mapping[str, int]) -> int:
+    """Bytes of one rank at the peak."""
+    kinds = ("parameters", "gradients", "optimizer", "activations", "buffers")
+    return sum(memory[kind] for kind in kinds)
 
 
 def too_few_stages(folder: Path) -> Path:
@@ -81,10 +90,12 @@ def too_few_stages(folder: Path) -> Path:
 def line(found: Run) -> str:
     seconds, memory = ASKED.get((found.spec, found.command), (None, None))
     asked = [f"{seconds} s"] * bool(seconds) + [f"{memory} GB"] * bool(memory)
+    fullest = f"  fullest device {found.fullest_gb:.0f} GB" if found.fullest_gb else ""
     limits = f"  asked: {', '.join(asked)}" if asked else ""
     return (
         f"{found.spec:20} {found.command:8} {found.seconds:7.1f} s  {found.cpu_s:7.1f} s of CPU"
-        f"  {found.peak_gb:5.2f} GB  {found.files:5} files, {found.written_mb:5.1f} MB{limits}"
+        f"  {found.peak_gb:5.2f} GB  {found.files:5} files, {found.written_mb:5.1f} MB"
+        f"{fullest}{limits}"
     )
 
 
@@ -101,7 +112,7 @@ def main() -> None:
             found.append(run(SPECS / f"{shape}.yaml", command, options.folder / shape))
             print(line(found[-1]), flush=True)
     refused = run(too_few_stages(options.folder), "plan", options.folder / "none")
-    print(f"{line(refused)}\nrefused: {refused.told}")
+    print(f"{line(refused)}\nrefused: {refused.complaint}")
     found.append(refused)
     if options.json:
         options.json.write_text(json.dumps([asdict(each) for each in found], indent=2) + "\n")
