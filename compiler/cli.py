@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -187,6 +187,7 @@ def compile_(
 ) -> None:
     """Write the scripts, one for each rank, the launcher and the plan."""
     from . import pipeline
+    from .emit.describe import start_command
     from .emit.write import write
     from .frontend.load import load
 
@@ -199,11 +200,16 @@ def compile_(
     if as_json:
         print_json({"ok": True, "folder": folder, "files": [file.path for file in made]})
     else:
-        ranks = spec.parallel.pipeline * spec.parallel.data // spec.cluster.nodes
-        typer.echo(
-            f"wrote {', '.join(file.path for file in made)} in {folder}; start it there with"
-        )
-        typer.echo(f"torchrun --standalone --nproc-per-node {ranks} run.py")
+        typer.echo(f"wrote {listed([file.path for file in made])} in {folder}; start it there with")
+        typer.echo(start_command(spec))
+
+
+def listed(paths: Sequence[str]) -> str:
+    """The files; of many scripts the first and the last."""
+    scripts = [path for path in paths if re.fullmatch(r"rank\d+\.py", path)]
+    others = [path for path in paths if path not in scripts]
+    some = scripts if len(scripts) <= 16 else [f"{scripts[0]} to {scripts[-1]}"]
+    return ", ".join([*some, *others])
 
 
 def tell(name: str, form: object) -> None:

@@ -161,8 +161,8 @@ def show(spec: Spec, after: str) -> str:
     if after not in passes:
         raise PpcError(f"there is no pass {after!r}", hint=f"the passes are {', '.join(passes)}")
     found: dict[str, object] = {}
-    lower(spec, Path("generated") / spec.name, found.__setitem__)
-    return show_form(found[after])
+    job = lower(spec, Path("generated") / spec.name, found.__setitem__)
+    return show_form(found[after], job.plan)
 
 
 def plan(spec: Spec) -> PlanPage:

@@ -144,4 +144,5 @@ def test_coords_and_stages_follow_the_plan():
         (1, (2,), {"pipeline": 2}),
         (2, (0,), {"pipeline": 0}),
     ]
-    assert [edge.name for edge in programs[2].edges] == ["activations 2->0", "gradients 0->2"]
+    assert [edge.name for edge in programs[2].edges] == ["activations 0->1", "gradients 1->0"]
+    assert [(edge.source, edge.target) for edge in programs[2].edges] == [(2, 0), (0, 2)]

@@ -55,10 +55,15 @@ def test_the_message_has_stage_bytes_and_remedy() -> None:
     weights, message = 2 * 4 * 64 * 64, 4 * 64  # of two layers; of one sample
     spec = make_spec(2, 8, memory=4 * weights, devices_per_node=2)
     assert str(refused(graph, spec)) == (
-        "small.yaml:7:1: stage 0 (layers net.0 to net.1) needs 146.0 KiB, 18.0 KiB (18432 bytes)"
+        "small.yaml:1:1: stage 0 (layers net.0 to net.1) needs 146.0 KiB, 18.0 KiB (18432 bytes)"
         " more than the device has (128.0 KiB): parameters 32.0 KiB, gradients 32.0 KiB, optimizer"
         " 64.0 KiB, activations 17.0 KiB, buffers 1.0 KiB"
-        "\nhint: device: {memory: 1MiB}, or a smaller model"
+        "\nhint: pipeline: 4, on nodes: 2"
+    )
+    error = refused(graph, with_memory(spec, 2 * weights))  # a layer alone is too large
+    assert (error.hint, error.where) == (
+        "device: {memory: 1MiB}, or a smaller model",
+        spec.at("cluster.device"),
     )
     # 2 live x 2 inputs, the gradient of one weight; 2 outputs kept, 2 gradients received
     assert 4 * message + weights // 2 + 4 * message == 18432
@@ -88,6 +93,16 @@ def test_weights_ask_for_more_stages() -> None:
     error = refused(graph, with_memory(spec, need))
     assert (error.hint, error.where) == ("pipeline: 3", spec.at("parallel.pipeline"))
     planned(graph, with_memory(spec, need, pipeline=3))
+
+
+def test_replicas_make_room_for_stages() -> None:
+    """On the devices that there are; a longer pipeline beside the replicas would need more."""
+    graph = segment(mlp([64] * 7))
+    spec = with_memory(make_spec(2, 8, devices_per_node=6), 0, data=3)
+    need = least(graph, with_memory(spec, 0, pipeline=6, data=1))
+    error = refused(graph, with_memory(spec, need))
+    assert (error.hint, error.where) == ("pipeline: 6, data: 1", spec.at("parallel.pipeline"))
+    planned(graph, with_memory(spec, need, pipeline=6, data=1))
 
 
 def test_cuts_that_do_not_fit_ask_for_auto() -> None:

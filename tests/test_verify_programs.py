@@ -396,7 +396,17 @@ def test_sums_of_replicas(message):
 
 
 def test_replicas_do_not_pass_microbatches_to_each_other():
-    crossed = on(
-        0, Send("activations 0->2", Microbatch(0)), Send("activations 1->3", Microbatch(0))
+    first, *others = doubled
+    edges = tuple(replace(edge, target=3) if edge.source == 0 else edge for edge in first.edges)
+    refused((replace(first, edges=edges), *others), double, "rank 0: activations 0->1 has no group")
+
+
+def test_replicas_run_the_same_instructions():
+    """Also where another order would do: whatever is made for the one serves the other."""
+    step = step_of(doubled[1])
+    first, second = (
+        i for i, a in enumerate(step) if isinstance(a, Compute) and a.action.kind == "F"
     )
-    refused(crossed, double, "this end of the edge is not here")
+    order = [second if i == first else first if i == second else i for i in range(len(step))]
+    assert order != sorted(order)
+    refused(changed(doubled, 1, [step[i] for i in order]), double)

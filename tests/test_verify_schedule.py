@@ -75,7 +75,11 @@ def test_rows_and_microbatches_must_be_the_plans():
 
 def test_every_replica_of_a_stage_runs_all_of_its_microbatches():
     replicas = make_pipeline(1, 2, replicas=2).plan
-    verify_schedule(printed("0F0 0F1 0B0 0B1", "0F0 0B0 0F1 0B1"), replicas)
+    verify_schedule(printed("0F0 0F1 0B0 0B1", "0F0 0F1 0B0 0B1"), replicas)
+    with pytest.raises(InternalError, match="rank 1, slot 0: this is not the order of rank 0"):
+        verify_schedule(printed("0F0 0F1 0B0 0B1", "0F0 0B0 0F1 0B1"), replicas)
+    with pytest.raises(InternalError, match="rank 0, slot 0: 0F0 is missing"):
+        verify_schedule(printed("", ""), replicas)
     with pytest.raises(InternalError, match="rank 1, slot 2: 0F1 is missing"):
         verify_schedule(printed("0F0 0F1 0B0 0B1", "0F0 0B0"), replicas)
 

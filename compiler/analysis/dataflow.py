@@ -5,10 +5,12 @@ What is said here holds for every cut: which values any stage can compute by its
 operations write to memory that others read.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
-from ..ir.graph import Amount, Graph, State, TensorMeta
+from ..ir.graph import Amount, CallId, Graph, Op, State, TensorMeta
 
 
 def canonical_fqns(graph: Graph) -> dict[str, str]:
@@ -227,3 +229,14 @@ def shared_path(one: str, other: str) -> int:
     """How many parts two names have in common from the left."""
     pairs = zip(one.split("."), other.split("."), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def count_calls(graph: Graph, ops: Iterable[Op]) -> Counter[CallId]:
+    """How many of the ops each module call has."""
+    found = Counter[CallId]()
+    for op in ops:
+        call: CallId | None = op.call
+        while call is not None:
+            found[call] += 1
+            call = graph.calls[call].parent if call in graph.calls else None
+    return found

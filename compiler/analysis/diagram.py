@@ -25,19 +25,21 @@ def timing_diagram(schedule: Schedule, width: int = 100) -> tuple[str, ...]:
     starts = unit_slots(schedule)
     several = any(len({action.stage for action in row.actions}) > 1 for row in schedule.rows)
     span = 1 + max((start for row in starts for start in row), default=-1)
-    table = [[idle] * span for _ in schedule.rows]
-    for cells, row, columns in zip(table, schedule.rows, starts, strict=True):
-        for action, column in zip(row.actions, columns, strict=False):
-            name = f"{action.kind}{action.microbatch}"
-            cells[column] = f"{action.stage}{name}" if several else name
-    cell = max((len(label) for cells in table for label in cells), default=0)
+    table = {}
+    for row, columns in zip(schedule.rows, starts, strict=True):
+        if row.actions not in table:  # replicas have one row
+            cells = table[row.actions] = [idle] * span
+            for action, column in zip(row.actions, columns, strict=False):
+                name = f"{action.kind}{action.microbatch}"
+                cells[column] = f"{action.stage}{name}" if several else name
+    cell = max((len(label) for cells in table.values() for label in cells), default=0)
     ranks = len(str(max((row.rank for row in schedule.rows), default=0)))
     room = width - len(f"rank {'':{ranks}} |  |")
-    lines = []
-    for row, cells in zip(schedule.rows, table, strict=True):
-        text = elide([f"{label:{cell}}" for label in cells], room)
-        lines.append(f"rank {row.rank:>{ranks}} | {text} |")
-    return tuple(lines)
+    texts = {
+        actions: elide([f"{label:{cell}}" for label in cells], room)
+        for actions, cells in table.items()
+    }
+    return tuple(f"rank {row.rank:>{ranks}} | {texts[row.actions]} |" for row in schedule.rows)
 
 
 def elide(cells: list[str], room: int) -> str:
@@ -53,16 +55,16 @@ def elide(cells: list[str], room: int) -> str:
 def unit_slots(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     """The slot in which each action of each row runs, if all take one and messages none.
 
-    A row ends early where an action would wait for ever.
+    A row ends early where an action would wait for ever. Equal rows, those of replicas, run alike.
     """
     last = max((a.stage for row in schedule.rows for a in row.actions), default=0)
     done: Done = {}
-    slots: list[list[int]] = [[] for _ in schedule.rows]
+    slots: dict[tuple[Action, ...], list[int]] = {row.actions: [] for row in schedule.rows}
     progress = True
     while progress:
         progress = False
-        for row, columns in zip(schedule.rows, slots, strict=True):
-            for action in row.actions[len(columns) :]:
+        for actions, columns in slots.items():
+            for action in actions[len(columns) :]:
                 ready = [done.get(needed) for needed in needs(action, last)]
                 if None in ready:
                     break
@@ -71,7 +73,7 @@ def unit_slots(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
                 columns.append(start)
                 done[key(action)] = start + 1
                 progress = True
-    return tuple(map(tuple, slots))
+    return tuple(tuple(slots[row.actions]) for row in schedule.rows)
 
 
 def key(action: Action) -> tuple[int, Kind, int]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ..ir.graph import Graph, TensorMeta
 from ..ir.plan import Plan
-from ..ir.program import Collective, Program, unroll
+from ..ir.program import Collective, Loop, Program
 from ..ir.report import Report
 from ..ir.schedule import Kind, Schedule
 from ..ir.spec import Spec
@@ -20,9 +20,9 @@ def predict(
     graph: Graph, plan: Plan, schedule: Schedule, programs: tuple[Program, ...], costs: Costs,
     spec: Spec, runners_up: Sequence[tuple[str, float, str]],
 ) -> Report:  # fmt: skip
-    """One step, simulated. Before: verified programs."""
+    """One step of a replica, simulated. Before: verified programs."""
     clock = read_clock(graph, plan, programs, costs, spec)
-    result, compute = simulate(programs, clock), clock.compute_s
+    result, compute = simulate(first_replica(plan, programs), clock), clock.compute_s
     busiest = max(range(len(plan.stages)), key=lambda s: plan.stages[s].time_s)
     return Report(
         slots=result.slots,
@@ -45,13 +45,20 @@ def step_s(
     graph: Graph, plan: Plan, programs: tuple[Program, ...], costs: Costs, spec: Spec
 ) -> float:
     """Seconds of one step, simulated."""
-    return simulate(programs, read_clock(graph, plan, programs, costs, spec)).makespan_s
+    clock = read_clock(graph, plan, programs, costs, spec)
+    return simulate(first_replica(plan, programs), clock).makespan_s
+
+
+def first_replica(plan: Plan, programs: tuple[Program, ...]) -> tuple[Program, ...]:
+    """The others run the same programs at the same time."""
+    return tuple(programs[rank] for rank in dict.fromkeys(plan.pipelines()[0]))
 
 
 def read_clock(
     graph: Graph, plan: Plan, programs: tuple[Program, ...], costs: Costs, spec: Spec
 ) -> Clock:
-    """How long everything takes that programs of the plan do."""
+    """How long everything takes that programs of the plan do; in the replica where it takes
+    longest, if links differ."""
     samples = plan.microbatch_size
     compute = {
         (stage.index, kind): sum(times[layer] for layer in stage.layers)
@@ -61,13 +68,11 @@ def read_clock(
     for stage in plan.stages:
         if reruns(spec, stage.index) and compute[stage.index, Kind.B]:
             compute[stage.index, Kind.B] += compute[stage.index, Kind.F]
-    edges = {edge.name: edge for program in programs for edge in program.edges}
-    transfer = {
-        name: costs.message_s(
-            e.source, e.target, sum(meta.bytes.at(samples) for _, meta in e.values)
-        )
-        for name, e in edges.items()
-    }
+    transfer: dict[str, float] = {}
+    for edge in (edge for program in programs for edge in program.edges):
+        size = sum(meta.bytes.at(samples) for _, meta in edge.values)
+        seconds = costs.message_s(edge.source, edge.target, size)
+        transfer[edge.name] = max(seconds, transfer.get(edge.name, 0.0))
     collective = collective_s(graph, plan, programs, costs, spec)
     return Clock(compute, transfer_s=transfer, collective_s=collective)
 
@@ -84,16 +89,19 @@ def collective_s(
     found = {
         action
         for program in programs
-        for action in unroll(program.actions)
+        for loop in program.actions
+        if isinstance(loop, Loop)
+        for action in loop.body
         if isinstance(action, Collective)
     }
     sizes = {f"gradient of {fqn}": p.meta.bytes.at(1) for fqn, p in graph.parameters.items()}
     sizes |= dict.fromkeys(("norm", "loss"), number.bytes.at(1))
-    seconds = {}
+    seconds: dict[str, float] = {}
     for collective in found:
         name, group = collective.value, collective.group
         if not collective.bucket_bytes:
-            seconds[name] = costs.all_reduce_s(group, sizes[name])
+            longest = costs.all_reduce_s(group, sizes[name])
+            seconds[name] = max(longest, seconds.get(name, 0.0))
             continue
         stage = next(stage for stage in plan.stages if stage.mesh.ranks == group)
         size = own_gradient_bytes(graph, plan, stage.index)

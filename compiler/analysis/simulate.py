@@ -91,12 +91,14 @@ def simulate(
     window: int | None = None,
     queue_of: Callable[[Edge], Hashable] = by_group,
 ) -> Simulation:
-    """Run the programs for so many steps.
+    """Run the programs for so many steps: all of a job, or those of some replicas; ranks that are
+    not among them are taken to come to their collectives in time.
 
     A send is done when its receive is; `buffered`: at once. `window` takes the place of the edges'
     own: 0 makes each send wait for its receive.
     """
-    network = Network(clock, queue_of, buffered=buffered)
+    present = frozenset(program.rank for program in programs)
+    network = Network(clock, queue_of, present, buffered=buffered)
     ranks = [Rank(program, network, window) for program in programs]
     runs = {rank.program.rank: rank.run(steps) for rank in ranks}
     ready = deque(runs)
@@ -137,9 +139,15 @@ class Network:
     """The queues of operations between all ranks."""
 
     def __init__(
-        self, clock: Clock, queue_of: Callable[[Edge], Hashable], *, buffered: bool
+        self,
+        clock: Clock,
+        queue_of: Callable[[Edge], Hashable],
+        present: frozenset[int],
+        *,
+        buffered: bool,
     ) -> None:
-        self.clock, self.queue_of, self.buffered = clock, queue_of, buffered
+        self.clock, self.queue_of, self.present = clock, queue_of, present
+        self.buffered = buffered
         self.operations: dict[tuple[object, int], Operation] = {}
         self.queues: dict[tuple[int, Hashable], deque[Operation]] = {}
         self.free_s: dict[tuple[int, Hashable], float] = {}
@@ -163,14 +171,15 @@ class Network:
     def message(self, edge: Edge, number: int) -> Operation:
         transfer = self.clock.transfer_s.get(edge.name, 0.0)
         latency = self.clock.latency_s.get(edge.name, 0.0)
-        key = (edge.name, number)
+        key = ((edge.kind, edge.source, edge.target), number)
         return self.operations.setdefault(key, Operation(transfer, latency, missing=2))
 
     def collective(self, rank: int, collective: Collective, number: int, now: float) -> Operation:
         """One rank's part in the collective that it runs as the `number`-th of its kind."""
         duration = self.clock.collective_s.get(collective.value, 0.0)
+        missing = len(self.present.intersection(collective.group))
         operation = self.operations.setdefault(
-            (collective, number), Operation(duration, 0.0, missing=len(collective.group))
+            (collective, number), Operation(duration, 0.0, missing)
         )
         self.enqueue(operation, (rank, collective.group), now)
         return operation

@@ -4,8 +4,9 @@ Each kind of module that is whole on the stage becomes a class with the user's n
 stage's border cuts, and the containers around it, are written out in the class Stage.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir.graph import CallId, Graph
 from ..ir.unit import Unit
@@ -59,10 +60,15 @@ class Lifter:
     instances: dict[str, Expr] = field(default_factory=dict)
     """Path of a lifted module -> how to make it."""
     chains: frozenset[str] = frozenset()
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Of the layers that are modules called once, by path."""
 
     def __post_init__(self) -> None:
         self.tree = make_tree(self.graph, self.unit, self.hints)
         self.seeds = {op: f"seed_layer(key, {quote(path)})" for op, path in self.unit.seeds}
+        layers = [layer for layer in self.graph.layers if layer.call]
+        calls = Counter(path for path, _ in self.graph.calls)
+        self.kinds = {layer.path: layer.kind for layer in layers if calls[layer.path] == 1}
         self.chains = frozenset(key[0] for key in self.tree.whole if self.is_chain(key))
 
     def lift(self) -> Lifted:
@@ -70,15 +76,34 @@ class Lifter:
         heights = self.heights()
         for height in range(1, max(heights.values(), default=0) + 1):
             paths = [path for path, value in heights.items() if value == height]
-            drafts = [self.draft(path) for path in paths]
+            kinds = {path: self.kind(path) for path in paths}
+            firsts = {kind: path for path, kind in reversed(kinds.items())}
+            drafts = {kind: self.draft(path) for kind, path in reversed(firsts.items())}
+            alike = [replace(drafts[kind], path=path) for path, kind in kinds.items()]
             own = function_names(self.graph, self.unit)
             taken = script.union((c.name for c in classes), imported(self.graph), own)
-            made, instances = unify(drafts, taken)
+            made, instances = unify(alike, taken)
             classes += made
             self.instances |= instances
         sends = tuple(dict.fromkeys(t.value for t in self.unit.sends))
         results = tuple(value for _, value in self.unit.outputs) + sends
         return Lifted(tuple(classes), self.stage(results), results)
+
+    def kind(self, path: str) -> tuple[object, ...]:
+        """Equal for modules whose text is the same: those at one place in layers of one kind."""
+        inside = [
+            (name.removeprefix(path), module.cls, module.constructor)
+            for name, module in self.graph.modules.items()
+            if name == path or name.startswith(f"{path}.")
+        ]
+        names = (name for held in self.unit.state for name in (held.fqn, *held.aliases))
+        state = [name.removeprefix(path) for name in names if name.startswith(f"{path}.")]
+        parts = path.split(".")
+        around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        layer = next((name for name in around if name in self.kinds), None)
+        if layer is None:
+            return (path,)
+        return self.kinds[layer], path.removeprefix(layer), tuple(inside), tuple(state)
 
     def heights(self) -> dict[str, int]:
         """Paths of the modules to lift -> 1 where they use no other lifted module, and so on."""

@@ -6,6 +6,7 @@ from ..ir.plan import Plan
 from ..ir.program import Collective, Instruction, Log, Loop, Program
 from ..ir.unit import Unit
 from .expression import quote
+from .groups import written_out
 from .job import Job
 from .layout import wrap
 from .optimizer import clip_value_lines, rate_lines, varies
@@ -80,8 +81,10 @@ def tied_lines(job: Job, unit: Unit, body: Sequence[Instruction]) -> Iterator[st
     for item in body:
         if isinstance(item, Collective) and item.value.startswith("gradient of "):
             name = names[item.value.removeprefix("gradient of ")]
-            ranks = " and ".join(map(str, item.group))
-            yield f"    # {name} is tied: its gradient is the sum over ranks {ranks}"
+            ranks = f"ranks {' and '.join(map(str, item.group))}"
+            if len(item.group) > written_out:
+                ranks = f"{len(item.group)} ranks"
+            yield f"    # {name} is tied: its gradient is the sum over {ranks}"
             group = sum_over(job.plan, item.group)
             yield f"    gradient = stage.get_parameter({quote(name)}).grad"
             what = quote(f"the gradient of {name}")

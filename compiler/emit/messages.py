@@ -20,6 +20,11 @@ def variable(edge: Edge, rank: int) -> str:
     return f"{edge.kind}_to_{target}" if edge.source == rank else f"{edge.kind}_from_{source}"
 
 
+def label(edge: Edge) -> str:
+    """What ranks call an edge to people, `activations 0->1`: the numbers are the ranks'."""
+    return f"{edge.kind} {edge.source}->{edge.target}"
+
+
 def incoming(program: Program, kind: str) -> list[Edge]:
     """The edges of a kind that end at a rank."""
     return [e for e in program.edges if e.kind == kind and e.target == program.rank]
@@ -64,7 +69,8 @@ def goes_by_thread(job: Job) -> bool:
     """
     if job.spec.cluster.device.kind != "cpu":
         return False
-    messages = [edge.values for program in job.programs for edge in program.edges]
+    ranks = job.plan.pipelines()[0]  # replicas send the same
+    messages = [edge.values for rank in ranks for edge in job.programs[rank].edges]
     largest = max(
         sum(meta.bytes.at(job.plan.microbatch_size) for _, meta in values) for values in messages
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..ir.graph import Constructor, Graph
 from ..ir.program import Program
 from ..ir.unit import Unit
+from .groups import member_lines, spell_ranks, written_out
 from .layout import wrap
 
 
@@ -87,7 +88,11 @@ def option(norm: Constructor, name: str) -> bool:
 def norm_group_lines(program: Program) -> Iterator[str]:
     """A group for each stage with such norms."""
     if program.norm_groups:
-        groups = ", ".join(map(str, program.norm_groups))
         yield "# a group for batch norms alone: their sums wait for no gradients"
         made = "dist.new_group(ranks, timeout=TIMEOUT)"
+        if len(program.norm_groups) > written_out:
+            yield from member_lines(program.norm_groups, "members")
+            yield f"norm_groups = {{ranks: {made} for ranks in members}}"
+            return
+        groups = ", ".join(map(spell_ranks, program.norm_groups))
         yield from wrap(f"norm_groups = {{ranks: {made} for ranks in [{groups}]}}", 0)

@@ -1,11 +1,17 @@
 """The plan as people read it: plan.txt and `ppc plan`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
 
 from ..ir.report import Memory, show_bytes, show_seconds
 from .describe import name_layers
 from .environment import environment
 from .job import Job
+
+few = 16
+"""So many rows are shown as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +85,18 @@ def make_plan_page(job: Job) -> PlanPage:
 
 
 def plan_view(page: PlanPage) -> dict[str, object]:
-    """The values for plan.txt.j2."""
+    """The values for plan.txt.j2; of many ranks the first replica's stand for all, of many stages
+    some. None stands for rows that are left out."""
     total = sum(row.seconds for row in page.stages) or 1.0
+    many = page.world_size > few
+    replicas = [row.ranks if many else (rank,) for row in page.stages for rank in row.ranks]
+    ranks = {group[0]: spell_ranks(group) for group in replicas}
+    memory = [row for row in page.memory if row.rank in ranks]
+    fullest = max(range(len(memory)), key=lambda row: memory[row].total)
     stages = [
         {
             "index": row.stage,
-            "ranks": ", ".join(map(str, row.ranks)),
+            "ranks": spell_ranks(row.ranks),
             "layers": name_layers(row.layers),
             "share": f"{100 * row.seconds / total:.0f}%",
             "time": show_seconds(row.seconds),
@@ -93,8 +105,10 @@ def plan_view(page: PlanPage) -> dict[str, object]:
     ]
     return {
         "page": page,
-        "stages": stages,
-        "memory": [memory_row(memory) for memory in page.memory],
+        "stages": shorten(stages),
+        "diagram": shorten([page.diagram[rank] for rank in ranks]),
+        "transfers": shorten(page.transfers),
+        "memory": [row and memory_row(row, ranks[row.rank]) for row in shorten(memory, fullest)],
         "makespan": show_seconds(page.step_s),
         "bubble": f"{100 * page.bubble:.0f}%",
         "runners_up": [
@@ -103,11 +117,32 @@ def plan_view(page: PlanPage) -> dict[str, object]:
     }
 
 
-def memory_row(memory: Memory) -> dict[str, str]:
+Row = TypeVar("Row")
+
+
+def shorten(rows: Sequence[Row], also: int = 0) -> list[Row | None]:
+    """The rows; of many the first and last few and one more, None for those between."""
+    size, shown = len(rows), few // 4
+    if size <= few:
+        return list(rows)
+    places = sorted({*range(shown), also, *range(size - shown, size)})
+    found: list[Row | None] = []
+    for before, place in pairwise([-1, *places]):
+        found += [None] * (place > before + 1)
+        found.append(rows[place])
+    return found
+
+
+def spell_ranks(ranks: Sequence[int]) -> str:
+    """`0, 1`, of many `0-7`."""
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 4 else ", ".join(map(str, ranks))
+
+
+def memory_row(memory: Memory, ranks: str) -> dict[str, str]:
     kinds = ("parameters", "gradients", "optimizer", "activations", "buffers")
     row = {kind: show_bytes(getattr(memory, kind)) for kind in kinds}
     return row | {
-        "rank": str(memory.rank),
+        "rank": ranks,
         "total": show_bytes(memory.total),
         "capacity": show_bytes(memory.capacity),
     }

@@ -4,6 +4,7 @@ from ..ir.plan import Plan
 from ..ir.program import Collective, Loop, Program
 from ..ir.unit import Unit
 from .expression import quote
+from .groups import spell_ranks
 from .job import Job, dtypes
 
 
@@ -38,7 +39,7 @@ def padded(job: Job, unit: Unit) -> list[str]:
 
 def spell_group(plan: Plan, group: tuple[int, ...]) -> str:
     """A process group; that of all ranks is torch's default."""
-    return "None" if len(group) == plan.world_size else f"groups[{group}]"
+    return "None" if len(group) == plan.world_size else f"groups[{spell_ranks(group)}]"
 
 
 def sum_over(plan: Plan, group: tuple[int, ...]) -> str:

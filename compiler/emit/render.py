@@ -10,10 +10,11 @@ from collections.abc import Mapping
 import jinja2
 
 from ..ir.report import File
+from .describe import start_command, start_words
 from .environment import environment
 from .job import Job
 from .plan_text import make_plan_page
-from .view import view_rank
+from .view import view_rank, view_stage
 
 compilation_mark = "@compilation@"
 modules = (
@@ -36,12 +37,18 @@ def render(
     that the scripts import, file name -> text.
     """
     templates = environment()
+    twins = job.plan.twins()
+    ranks = list(zip(job.programs, job.units, strict=True))
+    stages = {rank: view_stage(job, *ranks[rank]) for rank in dict.fromkeys(twins.values())}
     scripts = [
-        render_rank(templates, view_rank(job, p, u))
-        for p, u in zip(job.programs, job.units, strict=True)
+        render_rank(templates, view_rank(job, program, unit, stages[twins[program.rank]]))
+        for program, unit in ranks
     ]
     run = templates.get_template("run.py.j2").render(
-        name=job.spec.name, world_size=job.plan.world_size
+        name=job.spec.name,
+        world_size=job.plan.world_size,
+        start=start_words(job.spec),
+        command=start_command(job.spec),
     )
     digest = hashlib.sha256(
         "\0".join([*scripts, *(copies or {}).values()]).encode() + saved
@@ -61,6 +68,7 @@ def render(
 def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> str:
     """One script: its text first, then the imports and constants that the text uses."""
     template = templates.get_template("rank.py.j2")
+    view = {**view, "body": templates.get_template("body.py.j2").render(view)}
     data = view["data"]
     lists = [data["modules"] if isinstance(data, Mapping) else []]
     lists += [view[f"{what}modules"] for what in ("", "course_", "after_", "function_")]

@@ -8,10 +8,11 @@ from ..ir.unit import Unit
 from .constants import compared_constants
 from .data import DataView
 from .expression import quote
+from .groups import member_lines
 from .job import Job, dtypes
 from .layout import width, wrap
 from .loop import reads_early
-from .messages import is_general, message_shape, variable
+from .messages import is_general, label, message_shape, variable
 from .norms import norm_group_lines
 from .optimizer import optimizer_lines
 from .recompute import recompute_lines
@@ -182,7 +183,7 @@ def group_lines(program: Program) -> Iterator[str]:
     if len(short) <= 100:
         yield short
     else:
-        yield from wrap(f"{several} = [{groups}]", 0)
+        yield from member_lines(program.groups, several)
         yield f"groups = {{{one}: dist.new_group({one}, timeout=TIMEOUT) for {one} in {several}}}"
 
 
@@ -192,7 +193,7 @@ def edge_lines(job: Job, program: Program) -> Iterator[str]:
         peer = edge.target if edge.source == program.rank else edge.source
         pair = f"({edge.source}, {edge.target})"
         room = room_of(edge, dtypes[job.spec.train.precision], general=is_general(program))
-        arguments = ", ".join([f'"{edge.name}"', str(peer), pair, *room])
+        arguments = ", ".join([f'"{label(edge)}"', str(peer), pair, *room])
         yield from wrap(f"{variable(edge, program.rank)} = Edge({arguments})", 0)
 
 

@@ -3,8 +3,8 @@
 Arithmetic, naming and joining happen here; a template shows what it gets.
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from ..ir.graph import Graph, TensorMeta
 from ..ir.norms import counting_norms
@@ -13,7 +13,7 @@ from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .classes import Class
 from .constants import training_constants
-from .data import view_data
+from .data import DataView, view_data
 from .describe import describe_rank, paragraph
 from .functions import view_functions
 from .job import Job, dtypes
@@ -32,8 +32,17 @@ from .steps import StepWriter, indented
 from .weights import spell_weights
 
 
-def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
-    """The values for rank.py.j2, all but the imports and the compilation's name."""
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """What the scripts of a stage's replicas share."""
+
+    data: DataView | None
+    values: Mapping[str, object]
+    """For rank.py.j2."""
+
+
+def view_stage(job: Job, program: Program, unit: Unit) -> StageView:
+    """Lift a stage. `program`, `unit`: those of its first rank."""
     spec, plan = job.spec, job.plan
     lifted = lift_stage(job, unit)
     data = view_data(spec, plan, unit, job.paths)
@@ -43,13 +52,8 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         seeds=bool(unit.seeds), norms=bool(again["norms"]) and program.rerun,
         weight=spec.model.weight, autocast=spec.train.precision == "bf16",
     )  # fmt: skip
-    title, manual = describe_rank(job, program, unit, data)
-    return {
-        "title": title,
-        "manual": manual,
-        "rank": program.rank,
+    values = {
         "world_size": plan.world_size,
-        **view_replica(job, program, unit),
         "microbatches": plan.microbatches,
         "training_constants": training_constants(spec, data, even=plan.even),
         "default_dtype": default_dtype(spec),
@@ -68,8 +72,21 @@ def view_rank(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         **again,
         **view_weight(job, unit),
         "steps": asdict(steps.write()),
+    }
+    return StageView(data, values)
+
+
+def view_rank(job: Job, program: Program, unit: Unit, stage: StageView) -> dict[str, object]:
+    """The values for rank.py.j2, all but the imports and the compilation's name."""
+    title, manual = describe_rank(job, program, unit, stage.data)
+    return {
+        **stage.values,
+        "title": title,
+        "manual": manual,
+        "rank": program.rank,
+        **view_replica(job, program, unit),
         **view_update(job, program, unit),
-        "start": list(start_lines(job, program, unit, data)),
+        "start": list(start_lines(job, program, unit, stage.data)),
         "finish": list(finish_lines(program, distributed=job.plan.world_size > 1)),
     }
 

@@ -134,3 +134,10 @@ class Plan:
     def pipelines(self) -> tuple[tuple[int, ...], ...]:
         """By replica the ranks of its stages, in order: what passes microbatches on."""
         return tuple(zip(*(stage.mesh.ranks for stage in self.stages), strict=True))
+
+    def twins(self) -> Mapping[int, int]:
+        """Rank -> the rank of replica 0 that holds the same. What holds for the one holds for the
+        other, so it is made, and looked at, once."""
+        first, *others = self.pipelines()
+        pairs = (pair for ranks in (first, *others) for pair in zip(ranks, first, strict=True))
+        return dict(pairs)

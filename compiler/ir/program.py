@@ -17,7 +17,8 @@ class Edge:
     """Messages of one kind from one rank to another."""
 
     name: str
-    """`activations 0->1`, `gradients 1->0`"""
+    """`activations 0->1`, `gradients 1->0`: by the stages, so that replicas, whose messages go
+    between other ranks, run the very same instructions."""
     kind: Literal["activations", "gradients"]
     source: int
     target: int

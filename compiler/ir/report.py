@@ -37,12 +37,13 @@ class Report:
     """The predicted step."""
 
     slots: tuple[Slot, ...]
+    """Of replica 0."""
     memory: tuple[Memory, ...]
     makespan_s: float
     bubble: float
     """Idle share of the ranks' time."""
     live: tuple[int, ...]
-    """Peak microbatches in flight by rank."""
+    """Peak microbatches in flight, by rank of replica 0."""
     cost: Mapping[str, float]
     """Seconds of the busiest rank, by cause."""
     diagram: tuple[str, ...] = ()

@@ -1,14 +1,27 @@
 """Every form, printed: what `ppc show` gives and fixtures hold."""
 
+from dataclasses import replace
+
 from .graph import Graph, Layer
 from .plan import Plan
 from .program import Program
 from .schedule import Schedule
 from .unit import Unit
 
+few_ranks = 16
+"""Of so many all are shown."""
 
-def show_form(form: object) -> str:
-    """The printed form of a graph, plan or schedule, or of units or programs."""
+
+def show_form(form: object, plan: Plan | None = None) -> str:
+    """The printed form of a graph, plan or schedule, or of units or programs. With a plan of many
+    ranks, those of its first replica."""
+    if plan and plan.world_size > few_ranks and plan.replicas > 1:
+        first, more = plan.pipelines()[0], f"{plan.replicas - 1} more replicas do the same\n"
+        if isinstance(form, Schedule):
+            rows = tuple(row for row in form.rows if row.rank in first)
+            return f"{replace(form, rows=rows)}{more}"
+        if isinstance(form, tuple):
+            return show_form(tuple(item for item in form if item.rank in first)) + more
     if isinstance(form, Graph):
         return str(form) + "".join(map(show_layer, form.layers))
     if isinstance(form, Plan):

@@ -54,6 +54,21 @@ class Route:
         return (self.activations, self.gradients) if self.gradients else (self.activations,)
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the programs of all ranks are made from."""
+
+    plan: Plan
+    held: Mapping[int, tuple[Unit, ...]]
+    """By rank."""
+    routes: Mapping[int, tuple[Route, ...]]
+    """By rank, those that start or end there."""
+    reductions: tuple[Collective, ...]
+    groups: tuple[tuple[int, ...], ...]
+    norm_groups: tuple[tuple[int, ...], ...]
+    clip: bool
+
+
 def communicate(
     plan: Plan, units: tuple[Unit, ...], schedule: Schedule, *, clip: bool
 ) -> tuple[Program, ...]:
@@ -61,74 +76,73 @@ def communicate(
 
     Before: a verified schedule that flushes, and a unit for each stage. After: each message has one
     Send, one Wait and one Post; edges and groups come in one order on all ranks; each gradient of a
-    parameter that several stages hold is summed once, before the update.
+    parameter that several stages hold is summed once, before the update. Replicas share their
+    instructions.
     """
-    live = {row.rank: row.live for row in schedule.rows}
-    routes = tuple(
-        route
-        for ranks in plan.pipelines()
-        for route in connect([u for u in units if u.rank in ranks], live, plan.microbatches)
-    )
-    reductions = sums(plan, units, clip=clip)
-    groups: list[tuple[int, ...]] = [(e.source, e.target) for route in routes for e in route.edges]
-    groups += [c.group for c in reductions if len(c.group) < plan.world_size]
-    found = tuple(dict.fromkeys(groups))
-    norms = tuple(
-        stage.mesh.ranks
-        for stage in plan.stages
-        if any(unit.collectives for unit in units if unit.stage == stage.index)
-    )
-    return tuple(
-        make_program(row, plan, units, routes, reductions, (found, norms), clip=clip)
+    job = gather(plan, units, {row.rank: row.live for row in schedule.rows}, clip=clip)
+    twins = plan.twins()
+    moves = {
+        row.rank: tuple(run_microbatches(row, job.routes[row.rank]))
         for row in schedule.rows
+        if twins[row.rank] == row.rank
+    }
+    return tuple(make_program(row, job, moves[twins[row.rank]]) for row in schedule.rows)
+
+
+def gather(plan: Plan, units: tuple[Unit, ...], live: Mapping[int, int], *, clip: bool) -> Job:
+    """Put together what all ranks have in common."""
+    held: dict[int, tuple[Unit, ...]] = {}
+    for unit in units:
+        held[unit.rank] = (*held.get(unit.rank, ()), unit)
+    routes: dict[int, tuple[Route, ...]] = dict.fromkeys(held, ())
+    groups: list[tuple[int, ...]] = []
+    for ranks in plan.pipelines():
+        mine = [unit for rank in dict.fromkeys(ranks) for unit in held[rank]]
+        for route in connect(mine, live, plan.microbatches):
+            groups += [(edge.source, edge.target) for edge in route.edges]
+            for rank in (route.activations.source, route.activations.target):
+                routes[rank] = (*routes[rank], route)
+    reductions = sums(plan, units, clip=clip)
+    groups += [c.group for c in reductions if len(c.group) < plan.world_size]
+    counting = {unit.stage for unit in units if unit.collectives}
+    return Job(
+        plan=plan,
+        held=held,
+        routes=routes,
+        reductions=reductions,
+        groups=tuple(dict.fromkeys(groups)),
+        norm_groups=tuple(s.mesh.ranks for s in plan.stages if s.index in counting),
+        clip=clip,
     )
 
 
-def make_program(
-    row: Row,
-    plan: Plan,
-    units: tuple[Unit, ...],
-    routes: tuple[Route, ...],
-    reductions: tuple[Collective, ...],
-    groups: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]],
-    *,
-    clip: bool,
-) -> Program:
-    """The job of one rank. `groups`: all of the job, and those of batch norms."""
-    mine = tuple(unit for unit in units if unit.rank == row.rank)
+def make_program(row: Row, job: Job, moves: tuple[Instruction, ...]) -> Program:
+    """The job of one rank, given what it does with its microbatches."""
+    plan, mine = job.plan, job.held[row.rank]
     stage = plan.stages[mine[0].stage]
-    edges = (edge for route in routes for edge in route.edges)
-    steps = Loop("STEPS", train(row, stage, mine, routes, reductions, clip=clip))
+    edges = (edge for route in job.routes[row.rank] for edge in route.edges)
+    steps = Loop("STEPS", (*moves, *finish(row, stage, job)))
     return Program(
         rank=row.rank,
         coords={"pipeline": stage.index, **stage.mesh.coords(row.rank)},
         stages=tuple(unit.stage for unit in mine),
-        edges=tuple(edge for edge in edges if row.rank in (edge.source, edge.target)),
-        groups=groups[0],
-        norm_groups=groups[1],
+        edges=tuple(edges),
+        groups=job.groups,
+        norm_groups=job.norm_groups,
         live=row.live,
         rerun=plan.rerun and row.live > 1 and mine[0].has_backward,
         actions=(steps, Save()) if row.rank == stage.mesh.ranks[0] else (steps,),
     )
 
 
-def train(
-    row: Row,
-    stage: Stage,
-    mine: tuple[Unit, ...],
-    routes: tuple[Route, ...],
-    reductions: tuple[Collective, ...],
-    *,
-    clip: bool,
-) -> tuple[Instruction, ...]:
-    """One step of a rank: its microbatches, the update, the log where replica 0 has the loss."""
-    logs = any(name == "loss" for unit in mine for name, _ in unit.outputs)
+def finish(row: Row, stage: Stage, job: Job) -> tuple[Instruction, ...]:
+    """The end of a step: sums, the update, the log where replica 0 has the loss."""
+    logs = any(name == "loss" for unit in job.held[row.rank] for name, _ in unit.outputs)
     replica = stage.mesh.ranks.index(row.rank)
-    taken = [c for c in reductions if row.rank in c.group]
+    taken = [c for c in job.reductions if row.rank in c.group]
     return (
-        *run_microbatches(row, routes),
         *(c for c in taken if c.value != "loss"),
-        Update(clip),
+        Update(job.clip),
         *(c for c in taken if c.value == "loss"),
         *([Log()] if logs and not replica else []),
     )
@@ -154,7 +168,7 @@ def connect(units: Sequence[Unit], live: Mapping[int, int], microbatches: int) -
         values = tuple((t.value, t.meta) for t in transfers)
         back = tuple((t.value, t.meta) for t in transfers if t.gradient)
         there = Edge(
-            name=f"activations {start}->{end}",
+            name=f"activations {source}->{target}",
             kind="activations",
             source=start,
             target=end,
@@ -165,7 +179,7 @@ def connect(units: Sequence[Unit], live: Mapping[int, int], microbatches: int) -
         )
         again = replace(
             there,
-            name=f"gradients {end}->{start}",
+            name=f"gradients {target}->{source}",
             kind="gradients",
             source=end,
             target=start,
@@ -226,13 +240,11 @@ def tied_gradients(units: Sequence[Unit]) -> tuple[Collective, ...]:
 def run_microbatches(row: Row, routes: tuple[Route, ...]) -> Iterator[Instruction]:
     """The computes of a step with their transfers, all sends done at its end."""
     edges = [edge for route in routes for edge in route.edges]
-    edges = [edge for edge in edges if row.rank in (edge.source, edge.target)]
-    mine = tuple(route for route in routes if route.activations in edges)
     for edge in edges:
         if edge.target == row.rank:
             yield from [Post(edge.name)] * edge.ahead
     for action in row.actions:
-        yield from exchange(action, mine)
+        yield from exchange(action, routes)
     yield from (Flush(edge.name) for edge in edges if edge.source == row.rank)
 
 

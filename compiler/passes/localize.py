@@ -6,14 +6,15 @@ received anyway. Masks, positions and rotary tables are never sent, and the stag
 drops them where it does not read them itself.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..analysis.dataflow import canonical_fqns, recomputable, storages
+from ..analysis.dataflow import canonical_fqns, count_calls, recomputable, storages
 from ..errors import PlanError
 from ..ir.graph import CallId, Graph, Op, Ref
 from ..ir.norms import norm_sums
-from ..ir.plan import Plan
+from ..ir.plan import Plan, Stage
 from ..ir.unit import Held, Transfer, Unit
 
 
@@ -34,6 +35,8 @@ class Facts:
     """Values that any stage can compute from the data alone."""
     read: frozenset[str]
     """All that any op reads."""
+    calls: Counter[CallId]
+    """How many ops each module call has."""
 
 
 def localize(graph: Graph, plan: Plan) -> tuple[Unit, ...]:
@@ -41,18 +44,21 @@ def localize(graph: Graph, plan: Plan) -> tuple[Unit, ...]:
     facts = gather(graph, plan)
     stages = [stage_ops(graph, facts, stage.index) for stage in plan.stages]
     transfers = connect(graph, plan, facts, stages)
-    units = tuple(
-        make_unit(graph, plan, facts, ops, transfers, stage.index, rank)
+    made = [
+        make_unit(graph, plan, facts, ops, transfers, stage)
         for stage, (ops, _) in zip(plan.stages, stages, strict=True)
-        for rank in stage.mesh.ranks
-    )
-    for unit in units:
+    ]
+    for unit in made:
         if not unit.outputs and not unit.sends:
             raise PlanError(
                 f"stage {unit.stage} makes nothing that a later stage could not make of the data",
                 hint="cut behind the first layer with parameters, or take fewer stages",
             )
-    return units
+    return tuple(
+        replace(unit, rank=rank)
+        for unit, stage in zip(made, plan.stages, strict=True)
+        for rank in stage.mesh.ranks
+    )
 
 
 def gather(graph: Graph, plan: Plan) -> Facts:
@@ -72,6 +78,7 @@ def gather(graph: Graph, plan: Plan) -> Facts:
         writers={name: tuple(writers.get(base, ())) for name, base in memory.items()},
         free=recomputable(graph),
         read=frozenset(str(ref) for op in graph.ops for ref in op.operands),
+        calls=count_calls(graph, graph.ops),
     )
 
 
@@ -205,10 +212,10 @@ def make_unit(
     facts: Facts,
     ops: tuple[Op, ...],
     transfers: tuple[Transfer, ...],
-    stage: int,
-    rank: int,
+    place: Stage,
 ) -> Unit:
-    """Put a stage's unit together."""
+    """Put a stage's unit together, that of its first rank."""
+    stage = place.index
     names = {op.name for op in ops}
     read = frozenset(str(ref) for op in ops for ref in op.operands)
     receives = tuple(t for t in transfers if t.target == stage)
@@ -222,7 +229,7 @@ def make_unit(
     back = gradient_operands(graph, facts, ops, begins)
     return Unit(
         stage=stage,
-        rank=rank,
+        rank=place.mesh.ranks[0],
         ops=ops,
         values={name: meta for name, meta in graph.values.items() if name in present},
         inputs=inputs,
@@ -236,7 +243,7 @@ def make_unit(
         sunk=frozenset(name for name in names if facts.stage_of[name] != stage),
         seeds=tuple(seed for seed in layer_seeds(graph) if seed[0] in names),
         outputs=outputs,
-        calls=whole_calls(graph, names),
+        calls=whole_calls(graph, facts, ops),
         collectives=norm_sums(graph, plan, ops),
     )
 
@@ -285,16 +292,7 @@ def layer_seeds(graph: Graph) -> tuple[tuple[str, str], ...]:
     return tuple((name, path) for name, path in firsts if name is not None)
 
 
-def whole_calls(graph: Graph, names: set[str]) -> tuple[CallId, ...]:
+def whole_calls(graph: Graph, facts: Facts, ops: Iterable[Op]) -> tuple[CallId, ...]:
     """Module calls all of whose ops are here, outermost first; never the model's own."""
-    total: dict[CallId, int] = {}
-    here: dict[CallId, int] = {}
-    for op in graph.ops:
-        call: CallId | None = op.call
-        while call is not None:
-            total[call] = total.get(call, 0) + 1
-            here[call] = here.get(call, 0) + (op.name in names)
-            call = graph.calls[call].parent if call in graph.calls else None
-    return tuple(
-        call for call in graph.calls if call[0] and total.get(call, 0) == here.get(call, -1)
-    )
+    here = count_calls(graph, ops)
+    return tuple(call for call in graph.calls if call[0] and 0 < facts.calls[call] == here[call])

@@ -9,12 +9,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 
-from ..ir.program import Compute, Instruction, Loop, Microbatch, Post, Program, Send, Wait
+from ..ir.program import (
+    Compute,
+    Flush,
+    Instruction,
+    Loop,
+    Microbatch,
+    Post,
+    Program,
+    Send,
+    Wait,
+)
 
 Instructions = tuple[Instruction, ...]
 Shape = tuple[int, int] | None
 """A number for the block's structure, and its microbatch; None for a block without a compute."""
 
+moving = (Compute, Flush, Post, Send, Wait)
 together = {(Post, Wait), (Wait, Post), (Wait, Compute), (Compute, Send), (Send, Send)}
 """Neighbours that belong to one block."""
 
@@ -37,18 +48,37 @@ def roll(programs: tuple[Program, ...]) -> tuple[Program, ...]:
     """Put the longest run of repeating blocks into a loop, then those before and after it.
 
     Before: a compute's Post and Wait stand right before it, its Send right after. After: the
-    programs unroll to what they were; no loop runs only once.
+    programs unroll to what they were; no loop runs only once. What replicas share they still do.
     """
-    return tuple(
-        replace(program, actions=tuple(map(roll_training, program.actions))) for program in programs
-    )
+    rolled: list[Program] = []
+    for moves, alike in groupby(programs, key=microbatches):
+        loops = roll_blocks(split_blocks(moves))
+        rolled += [with_microbatches(program, loops) for program in alike]
+    return tuple(rolled)
 
 
-def roll_training(action: Instruction) -> Instruction:
-    """The training loop with its body rolled; anything else as it is."""
-    if isinstance(action, Loop) and action.count == "STEPS":
-        return replace(action, body=roll_blocks(split_blocks(action.body)))
-    return action
+def microbatches(program: Program) -> Instructions:
+    """What a step computes and exchanges; sums, the update and the log come after it."""
+    (step,) = (action.body for action in program.actions if isinstance(action, Loop))
+    return step[: len(step) - end_length(step)]
+
+
+def with_microbatches(program: Program, moves: Instructions) -> Program:
+    """The program with other instructions in that place."""
+
+    def put(action: Instruction) -> Instruction:
+        if not isinstance(action, Loop):
+            return action
+        end = action.body[len(action.body) - end_length(action.body) :]
+        return replace(action, body=(*moves, *end))
+
+    return replace(program, actions=tuple(map(put, program.actions)))
+
+
+def end_length(step: Instructions) -> int:
+    """How many instructions of a step come after its microbatches."""
+    backwards = enumerate(reversed(step))
+    return next((n for n, action in backwards if isinstance(action, moving)), len(step))
 
 
 def split_blocks(body: Instructions) -> tuple[Instructions, ...]:
@@ -87,6 +117,10 @@ def longest_run(blocks: tuple[Instructions, ...]) -> Run | None:
     shapes = number_shapes(blocks)
     best: Run | None = None
     for length in range(1, len(blocks) // 2 + 1):
+        least = max(length, best.covered + 1 - length if best else 0)
+        places = range(least - 1, len(blocks) - length, least)  # a better run has one of them
+        if all(stride_between(shapes[i], shapes[i + length]) is None for i in places):
+            continue
         for run in runs(shapes, length):
             if run.count > 1 and (best is None or run.covered > best.covered):
                 best = run

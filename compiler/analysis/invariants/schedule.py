@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from ...errors import InternalError
 from ...ir.plan import Plan
-from ...ir.schedule import Action, Kind, Schedule
+from ...ir.schedule import Action, Kind, Row, Schedule
 from ..diagram import grid, needs, unit_slots
 
 Runs = dict[tuple[int, int, int], set[Kind]]
@@ -20,7 +20,7 @@ def verify_schedule(schedule: Schedule, plan: Plan) -> None:
 
     - there is a row for each rank, and a rank runs only actions of its own stages;
     - each replica of a stage runs the F of each of its microbatches once, then its B once (or I,
-      then W), on a weight version that the plan keeps;
+      then W), on a weight version that the plan keeps, in the order of replica 0;
     - no rank waits for ever.
     """
     if schedule.microbatches != plan.microbatches:
@@ -32,14 +32,21 @@ def verify_schedule(schedule: Schedule, plan: Plan) -> None:
     if sorted(ranks) != sorted({rank for stage in plan.stages for rank in stage.mesh.ranks}):
         raise InternalError(f"schedule {schedule.name} has rows for ranks {ranks}, not the plan's")
     runs: Runs = {}
-    for row in schedule.rows:
+    first, rows = plan.pipelines()[0], {row.rank: row for row in schedule.rows}
+    twins = {rank: rows[twin] for rank, twin in plan.twins().items()}
+    others = [row for row in schedule.rows if row.actions != twins[row.rank].actions]
+    checked = [row for row in schedule.rows if row.rank in first or row in others]
+    for row in checked:
         for slot, action in enumerate(row.actions):
             kinds = runs.setdefault((row.rank, action.stage, action.microbatch), set())
             problem = check_address(action, row.rank, plan) or check_order(action, kinds)
             if problem:
                 fail(schedule, row.rank, slot, problem)
             kinds.add(action.kind)
-    check_complete(schedule, plan, runs)
+    for row in checked:
+        check_complete(schedule, plan, row, runs)
+    for row in others:
+        fail(schedule, row.rank, 0, f"this is not the order of rank {twins[row.rank].rank}")
     check_progress(schedule)
 
 
@@ -70,16 +77,15 @@ def check_order(action: Action, kinds: set[Kind]) -> str:
     return ""
 
 
-def check_complete(schedule: Schedule, plan: Plan, runs: Runs) -> None:
-    """Nothing is missing: each replica of a stage runs all of its microbatches."""
-    for stage in plan.stages:
-        for rank in stage.mesh.ranks:
-            for microbatch in range(plan.microbatches):
-                kinds = runs.get((rank, stage.index, microbatch), set())
-                missing = "F" if Kind.F not in kinds else "W" if Kind.I in kinds else "B"
-                end = next(len(row.actions) for row in schedule.rows if row.rank == rank)
-                if kinds not in complete:
-                    fail(schedule, rank, end, f"{stage.index}{missing}{microbatch} is missing")
+def check_complete(schedule: Schedule, plan: Plan, row: Row, runs: Runs) -> None:
+    """Nothing is missing: a rank runs all of its microbatches on each of its stages."""
+    for stage in (stage.index for stage in plan.stages if row.rank in stage.mesh.ranks):
+        for microbatch in range(plan.microbatches):
+            kinds = runs.get((row.rank, stage, microbatch), set())
+            missing = "F" if Kind.F not in kinds else "W" if Kind.I in kinds else "B"
+            if kinds not in complete:
+                problem = f"{stage}{missing}{microbatch} is missing"
+                fail(schedule, row.rank, len(row.actions), problem)
 
 
 def check_progress(schedule: Schedule) -> None:

@@ -65,17 +65,17 @@ def wrong_ops(
 ) -> Iterator[str]:
     """Ops that the unit does not share with the graph, lacks, or must not compute again."""
     ops = {op.name: op for op in graph.ops}
-    names = [op.name for op in unit.ops]
+    names, here = [op.name for op in unit.ops], {op.name for op in unit.ops}
     if any(op != ops.get(op.name) for op in unit.ops):
         yield f"stage {unit.stage} runs an op that the graph does not have"
         return
-    if names != [name for name in ops if name in set(names)]:
+    if names != [name for name in ops if name in here]:
         yield f"stage {unit.stage} does not run its ops in the graph's order, each once"
     foreign = {name for name in names if stage_of[name] != unit.stage}
     if unit.sunk != foreign:
         yield f"stage {unit.stage} calls ops sunk that are its own, or does not name all that are"
     for name, op in ops.items():
-        if stage_of[name] == unit.stage and name not in names and not only_makes(op, free):
+        if stage_of[name] == unit.stage and name not in here and not only_makes(op, free):
             yield f"stage {unit.stage} does not run its own op {name}"
         if name in foreign and not only_makes(op, free):
             received = {t.value for t in unit.receives}
