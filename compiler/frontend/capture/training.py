@@ -9,6 +9,7 @@ from torch import nn
 from ...errors import Location
 from ...ir.spec import Spec
 from .autocast import autocast
+from .distributions import unchecked
 from .fields import Binding
 from .loss import Loss, find_loss, take_apart
 from .private import checkpoints_plain, is_fake, masks_unread
@@ -37,13 +38,17 @@ class Training(nn.Module):
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
-        masks = masks_applied(self.model) if any(map(is_fake, values)) else nullcontext()
-        with masks, checkpoints_plain(self.around):
+        fake = any(map(is_fake, values))
+        masks = masks_applied(self.model) if fake else nullcontext()
+        checks = unchecked() if fake else nullcontext()
+        with masks, checks, checkpoints_plain(self.around):
             output = self.model(
                 *(fields[name] for name in self.binding.positional),
                 **{argument: fields[name] for argument, name in self.binding.keywords.items()},
             )
-        results = take_apart(self.loss(output, *(fields[name] for name in self.binding.loss)))
+        given = (fields[name] for name in self.binding.loss)
+        named = {argument: fields[name] for argument, name in self.binding.loss_keywords.items()}
+        results = take_apart(self.loss(output, *given, **named))
         self.names = tuple(results)
         return tuple(results.values())
 
