@@ -127,17 +127,25 @@ LABELS = {"labels": {"shape": [9], "dtype": "int64", "high": 4}}
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_a_whole_graph(tmp_path, fork_server, stages):
     parallel = {"pipeline": stages, "schedule": "1f1b"}
-    prove(vary(tmp_path, "gcn", data={"fields": GRAPH | LABELS}, parallel=parallel), fork_server, steps=3)
+    prove(
+        vary(tmp_path, "gcn", data={"fields": GRAPH | LABELS}, parallel=parallel),
+        fork_server,
+        steps=3,
+    )
 
 
 def test_a_whole_graph_has_no_rows_to_divide(tmp_path):
     """W6: neither for microbatches nor for replicas."""
-    what = "no input has a batch dimension to divide: features, edges and labels go whole to each of"
+    what = (
+        "no input has a batch dimension to divide: features, edges and labels go whole to each of"
+    )
     hint = "hint: parallel: {data: 1, microbatches: 1}: stages still divide the model"
     spec = vary(tmp_path, "gcn", train={"global_batch": 4}, parallel={"microbatches": 4})
     with pytest.raises(CaptureError) as raised:
         capture(spec)
-    assert f"{what} 4 microbatches, all of which would compute the same\n{hint}" in str(raised.value)
+    assert f"{what} 4 microbatches, all of which would compute the same\n{hint}" in str(
+        raised.value
+    )
     spec = vary(tmp_path, "gcn", train={"global_batch": 2}, parallel={"data": 2})
     with pytest.raises(CaptureError) as raised:
         capture(spec)
@@ -172,9 +180,9 @@ def test_a_graph_cut_into_rows(tmp_path):
     """The complaint about shapes says what to declare."""
     for name, shape in {"features": (9, 5), "near": (9, 9), "y": (9, 1)}.items():
         np.save(tmp_path / f"{name}.npy", np.ones(shape, np.float32))
-    code = CODE.replace("x, *, scale", "features, near").replace("tanh(self.a(x)) * scale", "near @ features")
+    code = CODE.replace("x, *, scale", "features, near").replace("* scale.sum(0)", "")
+    code = code.replace("torch.tanh(self.a(x)) * scale", "near @ self.a(features)")
     files = {name: f"{name}.npy" for name in ("features", "near", "y")}
-    code = code.replace("* scale.sum(0)", "")
     with pytest.raises(CaptureError) as raised:
         capture(scaled(tmp_path, {"source": "arrays", "files": files}, code=code))
     assert raised.value.hint == (

@@ -4,11 +4,10 @@ tasks; each with replicas and with stages, and what is particular to it."""
 import pytest
 from jobs import prove, vary
 
+from ppc.errors import Complaints, PpcError
 from ppc.pipeline import compile, lower
 
 pytestmark = pytest.mark.dist
-
-slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -79,3 +78,28 @@ def test_a_net_without_a_task_waits_for_no_gradient(tmp_path, fork_server):
     gradients = {row.compared for row in found.rows if row.kind == "gradient"}
     assert gradients == {2 * (len(graph.parameters) - len(unread))}
     assert len(unread) == 4
+
+
+def sparse_dlrm(folder, **parallel):
+    spec = vary(folder, "dlrm", train={"global_batch": 8}, parallel=parallel)
+    path = folder / "models" / "dlrm.py"
+    path.write_text(path.read_text().replace('mode="sum"', 'mode="sum", sparse=True'))
+    return spec
+
+
+def test_sparse_gradients_of_embedding_bags(tmp_path, fork_server):
+    """W5: plain SGD takes them, on the stages that hold the tables."""
+    spec = sparse_dlrm(tmp_path, pipeline=3)
+    prove(spec, fork_server, steps=2)
+    scripts = [str(f.text) for f in compile(spec, tmp_path) if f.path.startswith("rank")]
+    assert any("sparse=True" in script for script in scripts)
+
+
+def test_sparse_gradients_that_replicas_would_sum(tmp_path):
+    """W5: refused by the tables' names."""
+    with pytest.raises((PpcError, Complaints)) as raised:
+        lower(sparse_dlrm(tmp_path, pipeline=1, data=2), tmp_path)
+    assert "a sparse gradient cannot be summed over ranks, as that of tables.0.weight" in str(
+        raised.value
+    )
+    assert "sparse=False in the embedding" in str(raised.value)

@@ -74,7 +74,9 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
         ordered=bool(fields) or not plan.even,
         divided=bool(fields),
         sizes=not plan.even,
-        batch_doc=f"{capital(names)} of each microbatch" if fields else "The whole fields, for each microbatch",
+        batch_doc=f"{capital(names)} of each microbatch"
+        if fields
+        else "The whole fields, for each microbatch",
         workers=tuple(wrap_all(worker_lines(parts.workers, hand), 4)) if ahead else (),
         pins=bool(move and fields),
         steps_per_epoch=steps_per_epoch(spec.data),

@@ -131,7 +131,9 @@ def whole_line(taken: Input) -> str:
     """A field that the dataset itself has."""
     shape, dtype = shape_text(taken.meta.shape), dtype_text(taken.meta)
     value = f"dataset.{taken.field}"
-    return f"{clean_outside(taken.name)} = as_field({quote(taken.field)}, {value}, {shape}, {dtype})"
+    return (
+        f"{clean_outside(taken.name)} = as_field({quote(taken.field)}, {value}, {shape}, {dtype})"
+    )
 
 
 def field_lines(data: Dataset, taken: Input, value: str) -> list[str]:

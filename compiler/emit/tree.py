@@ -153,7 +153,18 @@ def make_tree(graph: Graph, unit: Unit, hints: Mapping[str, str]) -> Tree:
         {name: graph.parameters[fqn].meta for name, fqn in graph.canonical.items()}
         | dict(graph.values),
     )
-    return replace(tree, whole=whole - frozenset(unlike_first(tree)))
+    return replace(tree, whole=whole.difference(unlike_first(tree), given_otherwise(tree)))
+
+
+def given_otherwise(tree: Tree) -> Iterator[CallId]:
+    """Calls of torch's own modules that read what they were not given, as weights that
+    torch.func.functional_call puts in place of their own: no call says that."""
+    for call in tree.whole:
+        if is_leaf(tree.graph.modules[call[0]]):
+            item = tree.call_item(call)
+            given = {str(ref) for _, a in tree.graph.calls[call].arguments for ref in references(a)}
+            if not given.issuperset(item.reads):
+                yield call
 
 
 def unlike_first(tree: Tree) -> Iterator[CallId]:

@@ -59,7 +59,11 @@ class MultiModel(nn.Module):
     def __init__(self, vocab, length, width, layers, classes):
         super().__init__()
         self.nets = nn.ModuleDict(
-            {"image": ImageNet(width), "text": TextNet(vocab, length, width), "audio": AudioNet(width)}
+            {
+                "image": ImageNet(width),
+                "text": TextNet(vocab, length, width),
+                "audio": AudioNet(width),
+            }
         )
         self.body = nn.ModuleList(ConvBlock(width) for _ in range(layers))
         self.heads = nn.ModuleDict(

@@ -39,18 +39,22 @@ class Training(nn.Module):
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
         fake = any(map(is_fake, values))
+        with unchecked() if fake else nullcontext():
+            output = self.call_model(fields, fake=fake)
+            given = (fields[name] for name in self.binding.loss)
+            named = {name: fields[field] for name, field in self.binding.loss_keywords.items()}
+            results = take_apart(self.loss(output, *given, **named))
+        self.names = tuple(results)
+        return tuple(results.values())
+
+    def call_model(self, fields: dict[str, torch.Tensor], *, fake: bool) -> object:
+        """The model's output."""
         masks = masks_applied(self.model) if fake else nullcontext()
-        checks = unchecked() if fake else nullcontext()
-        with masks, checks, checkpoints_plain(self.around):
-            output = self.model(
+        with masks, checkpoints_plain(self.around):
+            return self.model(
                 *(fields[name] for name in self.binding.positional),
                 **{argument: fields[name] for argument, name in self.binding.keywords.items()},
             )
-        given = (fields[name] for name in self.binding.loss)
-        named = {argument: fields[name] for argument, name in self.binding.loss_keywords.items()}
-        results = take_apart(self.loss(output, *given, **named))
-        self.names = tuple(results)
-        return tuple(results.values())
 
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The same, in the spec's precision."""
