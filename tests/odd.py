@@ -459,7 +459,8 @@ structure = {
         """
         make = functools.partial(nn.LayerNorm, eps=1e-3)
         self.act = functools.partial(F.gelu, approximate="tanh")
-        self.block = nn.Sequential(nn.Linear(6, 6), make(6), functools.partial(nn.PReLU, init=0.1)())
+        prelu = functools.partial(nn.PReLU, init=0.1)
+        self.block = nn.Sequential(nn.Linear(6, 6), make(6), prelu())
     """,
     ),
     "__getattr__": Odd(
@@ -1030,7 +1031,8 @@ operations = {
     """),
     "lookups and constants of the file": Odd(
         """
-        x = self.mid(x) + TABLE[n][..., None] + torch.as_tensor([0.5, 1.5], dtype=x.dtype)[m][..., None]
+        x = self.mid(x) + TABLE[n][..., None]
+        x = x + torch.as_tensor([0.5, 1.5], dtype=x.dtype)[m][..., None]
     """,
         before="TABLE = torch.linspace(0, 1, 5)",
         args="x, n, m",

@@ -43,3 +43,21 @@ def test_an_odd_model(tmp_path, fork_server, name, pipeline):
     cuts = {"cuts": ["mid", "last"][: pipeline - 1]}
     spec = spec_of(tmp_path, code_of(odd), odd.fields, pipeline=pipeline, **cuts)
     prove(spec, fork_server, steps=2)
+
+
+def test_a_stage_that_takes_only_the_number_of_samples(tmp_path, fork_server):
+    """A generator draws from noise, and the first stage reads no field for its values."""
+    code = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.mid, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        made = torch.tanh(self.first(torch.randn(x.shape[0], 4, 6, device=x.device)))
+        return self.last(self.mid(made) - x).mean(dim=1)
+
+def build():
+    return Net()
+"""
+    prove(spec_of(tmp_path, code, (), cuts=["mid"]), fork_server, steps=1)

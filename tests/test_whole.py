@@ -1,5 +1,5 @@
-"""Fields without a batch dimension: they go whole to every microbatch of every rank that reads them,
-and where nothing else is there to divide, microbatches and replicas are refused."""
+"""Fields without a batch dimension: they go whole to every microbatch of every rank that reads
+them, and where nothing else is there to divide, microbatches and replicas are refused."""
 
 import numpy as np
 import pytest
@@ -217,7 +217,7 @@ def test_what_is_whole_is_a_field(tmp_path, data, message, hint):
 
 def test_a_dataset_without_the_attribute(tmp_path):
     data = write_dataset(tmp_path) | {"whole": ["mask"]}
-    with pytest.raises(CaptureError, match="points.py:Points has no attribute of that name"):
+    with pytest.raises(CaptureError, match=r"points\.py:Points has no attribute of that name"):
         capture(scaled(tmp_path, data))
 
 

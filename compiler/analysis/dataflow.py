@@ -5,10 +5,12 @@ What is said here holds for every cut: which values any stage can compute by its
 operations write to memory that others read.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
-from ..ir.graph import Amount, Graph, State, TensorMeta
+from ..ir.graph import Amount, Graph, Input, Op, State, TensorMeta
+from ..ir.values import has_batch
 
 
 def canonical_fqns(graph: Graph) -> dict[str, str]:
@@ -227,3 +229,16 @@ def shared_path(one: str, other: str) -> int:
     """How many parts two names have in common from the left."""
     pairs = zip(one.split("."), other.split("."), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def inputs_of(
+    graph: Graph, ops: Sequence[Op], taken: Sequence[TensorMeta], weighed: Sequence[str]
+) -> tuple[Input, ...]:
+    """The fields that a stage with these ops reads, and those that the weight follows from; where
+    all that it takes of the batch is its size (noise is drawn from that), one to see it by."""
+    read = {str(ref) for op in ops for ref in op.operands}.union(weighed)
+    found = [i for i in graph.inputs if i.name in read]
+    shown = any(has_batch(meta.shape) for meta in (*taken, *(i.meta for i in found)))
+    if not shown and any(has_batch((op.args, op.kwargs)) for op in ops):
+        found += [i for i in graph.inputs if has_batch(i.meta.shape)][:1]
+    return tuple(found)

@@ -84,10 +84,17 @@ def is_used(line: str, body: str) -> bool:
 
 def choose_imports(body: str, own: list[str]) -> list[str]:
     """The imports that a script's text uses, sorted as isort does."""
-    used = [line for line in modules if re.search(rf"\b{line.split()[-1]}\.", body)]
+    used = [line for line in modules if reads(line, body)]
     used += ["from pathlib import Path"]
-    torch_used = [line for line in torch_modules if re.search(rf"\b{line.split()[-1]}\.", body)]
+    torch_used = [line for line in torch_modules if reads(line, body)]
     return [*used, "", *torch_used, *(["", *own] if own else [])]
+
+
+def reads(line: str, body: str) -> bool:
+    """Whether a script takes something of what a line imports: `time.`, not `self.time.` or the
+    name of a weight, "time.mlp.0.bias"."""
+    name = line.rsplit(maxsplit=1)[-1]
+    return bool(re.search(rf"""(?<![\w."']){name}\.""", body))
 
 
 def manifest(job: Job, digest: str, paths: list[str]) -> dict[str, object]:

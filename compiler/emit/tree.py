@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.graph import Call, CallId, Dim, Graph, Module, Op, Ref, TensorMeta, references
 from ..ir.unit import Unit
+from ..ir.values import has_batch
 from .functional import outputs_of
 from .hints import name_inside
 
@@ -113,13 +114,6 @@ class Tree:
 
 def is_batched(meta: TensorMeta) -> bool:
     return any(isinstance(size, Dim) for size in meta.shape)
-
-
-def has_batch(argument: object) -> bool:
-    """Whether a size that grows with the batch is among nested arguments."""
-    if isinstance(argument, tuple):
-        return any(map(has_batch, argument))
-    return isinstance(argument, Dim)
 
 
 def ancestors(graph: Graph, call: CallId) -> Iterator[CallId]:

@@ -136,7 +136,7 @@ def array_samples(data: Arrays, folder: Path) -> Samples:
 
 
 def random_samples(data: Random, seed: int) -> Samples:
-    """Each field of each sample has a generator of its own; a whole field is drawn as sample 0's."""
+    """Each field of each sample has a generator of its own; a whole one is sample 0's."""
 
     def draw(name: str, field: RandomField, number: int) -> Tensor:
         key = f"{seed} {name} {number}"

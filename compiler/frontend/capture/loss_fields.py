@@ -1,5 +1,5 @@
-"""Which of the data's fields go to the loss: those that its arguments name, and for an argument that
-it must have and no field names, the one that is left."""
+"""Which of the data's fields go to the loss: those that its arguments name, and for an argument
+that it must have and no field names, the one that is left."""
 
 import inspect
 from collections.abc import Sequence

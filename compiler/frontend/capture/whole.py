@@ -1,4 +1,4 @@
-"""Fields without a batch dimension, such as a graph's edges: each goes whole to every microbatch."""
+"""Fields without a batch dimension, such as a graph's edges: each microbatch takes all of them."""
 
 import torch
 
