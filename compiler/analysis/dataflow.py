@@ -6,11 +6,12 @@ operations write to memory that others read.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
 
-from ..ir.graph import Amount, CallId, Graph, Op, State, TensorMeta
+from ..ir.graph import Amount, CallId, Graph, Input, Op, State, TensorMeta
+from ..ir.values import has_batch
 
 
 def canonical_fqns(graph: Graph) -> dict[str, str]:
@@ -240,3 +241,16 @@ def count_calls(graph: Graph, ops: Iterable[Op]) -> Counter[CallId]:
             found[call] += 1
             call = graph.calls[call].parent if call in graph.calls else None
     return found
+
+
+def inputs_of(
+    graph: Graph, ops: Sequence[Op], taken: Sequence[TensorMeta], weighed: Sequence[str]
+) -> tuple[Input, ...]:
+    """The fields that a stage with these ops reads, and those that the weight follows from; where
+    all that it takes of the batch is its size (noise is drawn from that), one to see it by."""
+    read = {str(ref) for op in ops for ref in op.operands}.union(weighed)
+    found = [i for i in graph.inputs if i.name in read]
+    shown = any(has_batch(meta.shape) for meta in (*taken, *(i.meta for i in found)))
+    if not shown and any(has_batch((op.args, op.kwargs)) for op in ops):
+        found += [i for i in graph.inputs if has_batch(i.meta.shape)][:1]
+    return tuple(found)

@@ -51,7 +51,9 @@ def losses(spec: Spec, sizes: list[int]) -> Iterator[tuple[float, float]]:
     training, fields = make_training(spec, model, binding), weight_fields(spec, binding)
     inputs = microbatch(spec, training, sum(sizes))
     with users_errors(spec.at("model.factory"), "the model fails on a batch"):
-        runs = zip(*(torch.split(tensor, sizes) for tensor in inputs), strict=True)
+        pairs = zip(binding.fields, inputs, strict=True)
+        split = ([t] * len(sizes) if name in binding.whole else t.split(sizes) for name, t in pairs)
+        runs = zip(*split, strict=True)
         for run, size in zip(runs, sizes, strict=True):
             part = dict(zip(binding.fields, run, strict=True))
             yield weigh(spec, fields, part, size), float(training.run(*run)[0])

@@ -12,7 +12,7 @@ from ..ir.spec import Arrays, Random, Spec, Text, Tokens
 from ..ir.unit import Unit
 from .layout import wrap
 from .scope import clean_outside
-from .source import Parts, Reader, steps_per_epoch
+from .source import Parts, Reader, of_samples, steps_per_epoch, whole_inputs
 from .source_files import view_arrays, view_text, view_tokens
 from .source_made import view_dataset, view_random
 
@@ -27,6 +27,13 @@ class DataView:
     batch: tuple[str, ...]
     """Statements that make of `samples` what get_batch returns, or with workers what one of them
     reads; () on a rank that reads no field."""
+    whole: tuple[str, ...]
+    """Body of whole_fields; () on a rank that reads none such."""
+    whole_doc: str
+    ordered: bool
+    """Whether the rank asks for the order of the samples."""
+    divided: bool
+    """Whether it reads samples."""
     sizes: bool
     """Whether microbatches differ in size, so that every rank asks for a step's samples."""
     batch_doc: str
@@ -52,17 +59,25 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
     if not unit.inputs and not needs_count:
         return None
     parts = view_source(spec, plan, unit, paths)
-    fields = [clean_outside(i.name) for i in unit.inputs]
-    whose = fields[0].capitalize() if len(fields) == 1 else listed(fields)
+    names = [clean_outside(i.name) for i in unit.inputs]
+    fields = [clean_outside(i.name) for i in of_samples(unit)]
+    whole = [clean_outside(i.name) for i in whole_inputs(unit)]
     move = "to_device" if spec.cluster.device.kind == "cuda" else ""
     ahead = parts.workers if fields else 0
+    hand = Hand(names, fields, whole, move)
     return DataView(
         reader=reader_lines(parts, spec),
         reads=parts.reads,
-        batch=tuple(wrap_all(batch_lines(parts, plan, fields, move), 8 if ahead else 4)),
+        batch=tuple(wrap_all(batch_lines(parts, plan, hand), 8 if ahead else 4)),
+        whole=tuple(wrap_all(whole_lines(parts, whole), 4)) if whole else (),
+        whole_doc=f"{capital(whole)}, which each microbatch takes whole" if whole else "",
+        ordered=bool(fields) or not plan.even,
+        divided=bool(fields),
         sizes=not plan.even,
-        batch_doc=f"{whose} of each microbatch",
-        workers=tuple(wrap_all(worker_lines(parts.workers, fields, move), 4)) if ahead else (),
+        batch_doc=f"{capital(names)} of each microbatch"
+        if fields
+        else "The whole fields, for each microbatch",
+        workers=tuple(wrap_all(worker_lines(parts.workers, hand), 4)) if ahead else (),
         pins=bool(move and fields),
         steps_per_epoch=steps_per_epoch(spec.data),
         steps_comment="  # a short last batch is dropped" if spec.data.last_batch == "drop" else "",
@@ -86,6 +101,46 @@ def view_source(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> Par
     return view_dataset(data, unit, paths)
 
 
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """What get_batch hands out."""
+
+    names: Sequence[str]
+    """Of all fields, in the order of Stage.forward."""
+    fields: Sequence[str]
+    """Those of them that are divided."""
+    whole: Sequence[str]
+    move: str
+    """What takes a field to a GPU."""
+
+    def split(self, value: str) -> str:
+        """A field on the device, by microbatches."""
+        moved = f"{self.move}({value})" if self.move else f"{value}.to(device)"
+        return f"{moved}.tensor_split(MICROBATCHES)"
+
+    def beside_whole(self, source: str) -> Iterator[str]:
+        """Where some fields are not divided. `source`: what the others come from."""
+        yield f"{', '.join(self.whole)} = whole_fields()"
+        if len(self.fields) == 1:
+            yield f"{self.fields[0]} = {self.split(self.fields[0])}"
+        else:
+            split = self.split("field")
+            yield f"{', '.join(self.fields)} = ({split} for field in {source})"
+        each = (f"[{name}] * MICROBATCHES" if name in self.whole else name for name in self.names)
+        yield f"return list(zip({', '.join(each)}))"
+
+
+def capital(names: Sequence[str]) -> str:
+    """Names at the head of a sentence."""
+    return names[0].capitalize() if len(names) == 1 else listed(names)
+
+
+def whole_lines(parts: Parts, names: Sequence[str]) -> Iterator[str]:
+    """Read what goes whole to every microbatch."""
+    yield from parts.whole
+    yield f"return {', '.join(f'{name}.to(device)' for name in names)}"
+
+
 def listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
@@ -107,15 +162,19 @@ def reader_lines(parts: Parts, spec: Spec) -> tuple[str, ...]:
     return (*lines, "", "") if lines else ()
 
 
-def batch_lines(parts: Parts, plan: Plan, fields: Sequence[str], move: str) -> Iterator[str]:
+def batch_lines(parts: Parts, plan: Plan, hand: Hand) -> Iterator[str]:
     """Choose this replica's samples, read them, and in a rank's own process hand them out."""
+    fields = hand.fields
     if not fields:
+        if hand.whole:
+            yield "return [whole_fields()] * MICROBATCHES"
         return
     if plan.replicas > 1:
         yield "parts = samples.tensor_split(MICROBATCHES * REPLICAS)[REPLICA::REPLICAS]"
         yield "samples = torch.cat(parts)  # this replica's"
     if plan.replicas > 1 and not plan.even and parts.needs_samples:
-        none = "None" if len(fields) == 1 else f"({', '.join(['None'] * len(fields))})"
+        count = len(hand.names)
+        none = "None" if count == 1 else f"({', '.join(['None'] * count)})"
         nothing = f"{none}] * MICROBATCHES"
         if parts.workers:
             nothing = f"torch.empty(0)] * {len(fields)}"
@@ -125,45 +184,47 @@ def batch_lines(parts: Parts, plan: Plan, fields: Sequence[str], move: str) -> I
         yield from parts.read
         yield f"return [{', '.join(fields)}]"
     else:
-        yield from hand_out(parts.read, fields, move)
+        yield from hand_out(parts.read, hand)
 
 
-def hand_out(read: Sequence[str], fields: Sequence[str], move: str) -> Iterator[str]:
+def hand_out(read: Sequence[str], hand: Hand) -> Iterator[str]:
     """Read, move to the device, split into microbatches."""
+    fields = hand.fields
+    if hand.whole:
+        yield from read
+        yield from hand.beside_whole(f"({', '.join(fields)})")
+        return
     *lines, last = read
     head = f"{fields[0]} = "
-    chained = f"return {split(last.removeprefix(head), move)}"
+    chained = f"return {hand.split(last.removeprefix(head))}"
     if len(fields) > 1:
         yield from read
         yield f"fields = {', '.join(fields)}"
-        yield f"return list(zip(*({split('field', move)} for field in fields)))"
+        yield f"return list(zip(*({hand.split('field')} for field in fields)))"
     elif last.startswith(head) and " & " not in last and len(chained) <= 96:
         yield from lines
         yield chained
     else:
         yield from read
-        yield f"return {split(fields[0], move)}"
+        yield f"return {hand.split(fields[0])}"
 
 
-def split(value: str, move: str) -> str:
-    """A field on the device, by microbatches."""
-    moved = f"{move}({value})" if move else f"{value}.to(device)"
-    return f"{moved}.tensor_split(MICROBATCHES)"
-
-
-def worker_lines(count: int, fields: Sequence[str], move: str) -> Iterator[str]:
+def worker_lines(count: int, hand: Hand) -> Iterator[str]:
     """Start the workers at the first step, take what they have read."""
     options = ["Batches()", "batch_size=None", "sampler=range(step, STEPS)", f"num_workers={count}"]
-    options += ['multiprocessing_context="fork"', *(["pin_memory=cuda"] if move else [])]
+    options += ['multiprocessing_context="fork"', *(["pin_memory=cuda"] if hand.move else [])]
     yield "global ahead"
     yield "if ahead is None:  # the first step: the workers start, for all steps"
     yield f"    loader = torch.utils.data.DataLoader({', '.join(options)})"
     yield "    ahead = iter(loader)"
-    if len(fields) == 1:
-        yield f"({fields[0]},) = next(ahead)"
-        yield f"return {split(fields[0], move)}"
+    if len(hand.fields) == 1:
+        yield f"({hand.fields[0]},) = next(ahead)"
+    if hand.whole:
+        yield from hand.beside_whole("next(ahead)")
+    elif len(hand.fields) == 1:
+        yield f"return {hand.split(hand.fields[0])}"
     else:
-        yield f"return list(zip(*({split('field', move)} for field in next(ahead))))"
+        yield f"return list(zip(*({hand.split('field')} for field in next(ahead))))"
 
 
 def wrap_all(lines: Iterator[str], indent: int) -> Iterator[str]:

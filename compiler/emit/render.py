@@ -95,7 +95,7 @@ def choose_imports(body: str, own: list[str]) -> list[str]:
     """The imports that a script's text uses, sorted as isort does."""
     groups: list[list[str]] = [["from pathlib import Path"], [], []]
     for group, lines in zip(groups, (modules, torch_modules), strict=False):
-        group += [line for line in lines if re.search(rf"\b{line.split()[-1]}\.", body)]
+        group += [line for line in lines if reads(line, body)]
     for line in own:
         root = re.split(r"[ .]", line)[1]
         groups[0 if root in sys.stdlib_module_names else 1 if root == "torch" else 2].append(line)
@@ -105,6 +105,13 @@ def choose_imports(body: str, own: list[str]) -> list[str]:
 
 def in_order(lines: list[str]) -> list[str]:
     return sorted(lines, key=lambda line: (line.startswith("from "), line))
+
+
+def reads(line: str, body: str) -> bool:
+    """Whether a script takes something of what a line imports: `time.`, not `self.time.` or the
+    name of a weight, "time.mlp.0.bias"."""
+    name = line.rsplit(maxsplit=1)[-1]
+    return bool(re.search(rf"""(?<![\w."']){name}\.""", body))
 
 
 def manifest(job: Job, digest: str, paths: list[str]) -> dict[str, object]:

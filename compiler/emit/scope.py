@@ -31,7 +31,8 @@ outside = frozenset(
      "GLOBAL_BATCH", "STEPS",
      "shares", "weights", "total", "means", "results", "batch_size",
      "stream", "runs", "run", "read_run", "parts", "ahead", "next", "iter",
-     "len", "cuda", "to_device", "read_sample", "as_field", "fill_up", "Batches")
+     "len", "cuda", "to_device", "read_sample", "as_field", "fill_up", "Batches",
+     "whole_fields")
 )  # fmt: skip
 """The same for the functions that read data and run a step."""
 script = frozenset(

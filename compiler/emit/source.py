@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..ir.graph import TensorMeta
+from ..ir.graph import Input, TensorMeta
 from ..ir.spec import Data
+from ..ir.unit import Unit
 from .expression import quote
 
 Reader = Literal["safetensors", "npy", "tokens", ""]
@@ -30,8 +31,20 @@ class Parts:
     constants: tuple[str, ...] = ()
     workers: int = 0
     """Processes that read ahead."""
+    whole: tuple[str, ...] = ()
+    """Statements that read what goes whole to every microbatch into the fields' names."""
     needs_samples: bool = False
     """Whether `read` fails where there is none."""
+
+
+def of_samples(unit: Unit) -> tuple[Input, ...]:
+    """The unit's fields that each sample has one of."""
+    return tuple(i for i in unit.inputs if not i.whole)
+
+
+def whole_inputs(unit: Unit) -> tuple[Input, ...]:
+    """The unit's fields without a batch dimension."""
+    return tuple(i for i in unit.inputs if i.whole)
 
 
 def steps_per_epoch(data: Data) -> str:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from ..ir.graph import Input
 from ..ir.spec import Arrays, Text, Tokens
 from ..ir.unit import Unit
 from .expression import quote
 from .layout import wrap
 from .scope import clean_outside
-from .source import Parts, is_absolute, place
+from .source import Parts, is_absolute, of_samples, place, whole_inputs
 
 
 def find_lines(paths: Sequence[str]) -> tuple[list[str], str]:
@@ -109,26 +110,41 @@ def view_tokens(data: Tokens, unit: Unit, paths: Sequence[str], *, alone: bool) 
 
 
 def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
-    fields = [i.field for i in unit.inputs]
+    fields = [i.field for i in of_samples(unit)]
     if isinstance(data.files, str):
         start = [*wrap(f"arrays = read_safetensors(FOLDER / {quote(paths[0])})", 0)]
-        first = f"arrays[{quote(fields[0])}]" if fields else "next(iter(arrays.values()))"
+        counted = fields[:1]
+        count = count_any(data.whole)
     else:
         files = dict(zip(data.files, paths, strict=True))
-        used = fields or list(files)[:1]  # without a field, just to count the samples
+        # without a field, just to count the samples
+        counted = fields[:1] or [name for name in files if name not in data.whole][:1]
         start = ["arrays = {}"]
-        for field in used:
+        for field in dict.fromkeys([*(i.field for i in unit.inputs), *counted]):
             start += wrap(f"arrays[{quote(field)}] = read_npy(FOLDER / {quote(files[field])})", 0)
-        first = f"arrays[{quote(used[0])}]"
-    read = []
-    for i in unit.inputs:
-        cast = ".to(torch.get_default_dtype())" if i.meta.dtype.startswith("float") else ""
-        read.append(f"{clean_outside(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
+        count = "1  # no array has a batch dimension"
+    if counted:
+        count = f"len(arrays[{quote(counted[0])}])"
     return Parts(
-        opened=(*start, f"SAMPLES = len({first})"),
+        opened=(*start, *wrap(f"SAMPLES = {count}", 0)),
         ready=(),
-        read=tuple(read),
+        read=tuple(take(i, "[samples]") for i in of_samples(unit)),
+        whole=tuple(take(i) for i in whole_inputs(unit)),
         fact="SAMPLES",
         described=f"the arrays of {', '.join(paths)}",
         reads="safetensors" if isinstance(data.files, str) else "npy",
     )
+
+
+def take(taken: Input, samples: str = "") -> str:
+    """A field of some samples, or all of the array."""
+    cast = ".to(torch.get_default_dtype())" if taken.meta.dtype.startswith("float") else ""
+    return f"{clean_outside(taken.name)} = arrays[{quote(taken.field)}]{samples}{cast}"
+
+
+def count_any(whole: Sequence[str]) -> str:
+    """The samples that any array counts."""
+    if not whole:
+        return "len(next(iter(arrays.values())))"
+    names = f"({', '.join(map(quote, whole))}{',' * (len(whole) == 1)})"
+    return f"next((len(a) for name, a in arrays.items() if name not in {names}), 1)"

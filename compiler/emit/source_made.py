@@ -8,7 +8,7 @@ from ..ir.unit import Unit
 from .expression import number, plain, quote
 from .layout import wrap
 from .scope import clean_outside
-from .source import Parts, dtype_text, shape_text, steps_per_epoch
+from .source import Parts, dtype_text, of_samples, shape_text, steps_per_epoch, whole_inputs
 
 field_reader = '''def draw_field(samples, field, fill, *args, **kwargs):
     """A field of a sample follows from the seed, the field's name and the sample's number alone."""
@@ -19,31 +19,33 @@ field_reader = '''def draw_field(samples, field, fill, *args, **kwargs):
 
 
 def view_random(data: Random, unit: Unit) -> Parts:
-    read = [
-        line
-        for i in unit.inputs
-        for line in draw_lines(clean_outside(i.name), i.field, data.fields[i.field])
-    ]
+    read, whole = (
+        [line for i in fields for line in draw_lines(i, data.fields[i.field])]
+        for fields in (of_samples(unit), whole_inputs(unit))
+    )
     return Parts(
         opened=(),
         ready=tuple(field_reader.splitlines()) if unit.inputs else (),
         read=tuple(read),
+        whole=tuple(whole),
         fact="SAMPLES",
-        described=f"{data.samples} random samples",
+        described=f"{data.samples} random sample{'s' * (data.samples > 1)}",
         constants=(f"SAMPLES = {data.samples}",),
         needs_samples=True,
     )
 
 
-def draw_lines(name: str, field: str, form: RandomField) -> list[str]:
-    """One field of a batch."""
-    shape = shape_text(form.shape)
+def draw_lines(taken: Input, form: RandomField) -> list[str]:
+    """One field of a batch, or one that is whole."""
+    name, shape = clean_outside(taken.name), shape_text(form.shape)
+    fill = f"torch.randn, {shape}, dtype=torch.float32"
     if form.high is not None:
         fill = f"torch.randint, {form.low}, {form.high}, {shape}, dtype=torch.{form.dtype}"
-        return [f"{name} = draw_field(samples, {quote(field)}, {fill})"]
-    fill = f"torch.randn, {shape}, dtype=torch.float32"
+    draw = f"{name} = draw_field(samples, {quote(taken.field)}, {fill})"
+    if taken.whole:
+        draw = f"({name},) = draw_field(torch.tensor([0]), {quote(taken.field)}, {fill})"
     cast = f"{name} = {name}.to(torch.get_default_dtype())"
-    return [f"{name} = draw_field(samples, {quote(field)}, {fill})", cast]
+    return [draw] if form.high is not None else [draw, cast]
 
 
 as_field = '''def as_field(name, value, shape, dtype):
@@ -82,7 +84,7 @@ def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
     place, _, name = data.source.partition(":")
     module = paths[0].removesuffix(".py") if place.endswith(".py") else place
     arguments = ", ".join(f"{key}={spell_value(value)}" for key, value in data.args.items())
-    names = [clean_outside(i.name) for i in unit.inputs]
+    names = [clean_outside(i.name) for i in of_samples(unit)]
     if len(names) == 1:
         read = [f"{names[0]} = torch.stack([read_sample(step, i) for i in samples.tolist()])"]
     else:
@@ -93,6 +95,7 @@ def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
         opened=(*wrap(f"dataset = make_dataset({arguments})", 0), "SAMPLES = len(dataset)"),
         ready=tuple(reader_lines(data, unit)) if unit.inputs else (),
         read=tuple(read),
+        whole=tuple(whole_line(i) for i in whole_inputs(unit)),
         fact="SAMPLES",
         described=f"{data.source}, a Dataset{ahead}",
         modules=(f"from {module} import {name} as make_dataset",),
@@ -103,12 +106,15 @@ def view_dataset(data: Dataset, unit: Unit, paths: Sequence[str]) -> Parts:
 
 def reader_lines(data: Dataset, unit: Unit) -> list[str]:
     """The functions that read a sample."""
+    fields = of_samples(unit)
+    if not fields:
+        return as_field.splitlines()
     lines = []
-    for i in unit.inputs:
+    for i in fields:
         key = quote(i.key) if isinstance(i.key, str) else i.key
         lines += field_lines(data, i, "row" if i.key is None else f"row[{key}]")
-    names = ", ".join(clean_outside(i.name) for i in unit.inputs)
-    if len(unit.inputs) == 1:
+    names = ", ".join(clean_outside(i.name) for i in fields)
+    if len(fields) == 1:
         lines[-1] = f"return {lines[-1].removeprefix(f'{names} = ')}"
     else:
         lines.append(f"return {names}")
@@ -116,9 +122,18 @@ def reader_lines(data: Dataset, unit: Unit) -> list[str]:
     steps = steps_per_epoch(data)
     per_epoch = f"({steps})" if data.last_batch == "drop" else steps
     reader = read_sample.format(per_epoch=per_epoch, fields="\n".join(wrapped))
-    padded = any(i.field in data.pad for i in unit.inputs)
+    padded = any(i.field in data.pad for i in fields)
     helpers = [as_field, *([fill_up.format(length=data.length)] if padded else [])]
     return "\n\n".join([*helpers, reader]).splitlines()
+
+
+def whole_line(taken: Input) -> str:
+    """A field that the dataset itself has."""
+    shape, dtype = shape_text(taken.meta.shape), dtype_text(taken.meta)
+    value = f"dataset.{taken.field}"
+    return (
+        f"{clean_outside(taken.name)} = as_field({quote(taken.field)}, {value}, {shape}, {dtype})"
+    )
 
 
 def field_lines(data: Dataset, taken: Input, value: str) -> list[str]:

@@ -129,6 +129,12 @@ def feature_dropout(op: Op, names: Names, values: Mapping[str, TensorMeta]) -> E
     return functional(op, signature(f"dropout{dims}d", "input p", "train=training"), names)
 
 
+def stft(op: Op, names: Names, _values: Mapping[str, TensorMeta]) -> Expr:
+    """Torch has padded already, where Python's default would pad."""
+    given = arguments(op, "stft", names, start=1)
+    return method(argument(op, 0, names), "stft", [*given, "center=False"])
+
+
 def interpolate(op: Op, names: Names, _values: Mapping[str, TensorMeta]) -> Expr | None:
     """`F.interpolate(x, scale_factor=2.0, mode="nearest")`."""
     given = dict(zip(op.arg_names, op.args, strict=True)) | dict(op.kwargs)
@@ -168,6 +174,7 @@ specials: Mapping[str, Callable[[Op, Names, Mapping[str, TensorMeta]], Expr | No
     "einsum": einsum,
     "tensordot": tensordot,
     "feature_dropout": feature_dropout,
+    "stft": stft,
     **dict.fromkeys(("mT", "mH", "numpy_T", "matrix_H", "real", "imag"), attribute),
     **dict.fromkeys(upsamples, interpolate),
 }

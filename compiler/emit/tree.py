@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.graph import Call, CallId, Dim, Graph, Module, Op, Ref, TensorMeta, references
 from ..ir.unit import Unit
+from ..ir.values import has_batch
 from .functional import outputs_of
 from .hints import name_inside
 
@@ -127,13 +128,6 @@ def is_batched(meta: TensorMeta) -> bool:
     return any(isinstance(size, Dim) for size in meta.shape)
 
 
-def has_batch(argument: object) -> bool:
-    """Whether a size that grows with the batch is among nested arguments."""
-    if isinstance(argument, tuple):
-        return any(map(has_batch, argument))
-    return isinstance(argument, Dim)
-
-
 def ancestors(graph: Graph, call: CallId) -> Iterator[CallId]:
     """A call and those around it, innermost first."""
     found: CallId | None = call
@@ -165,7 +159,18 @@ def make_tree(graph: Graph, unit: Unit, hints: Mapping[str, str]) -> Tree:
         {name: graph.parameters[fqn].meta for name, fqn in graph.canonical.items()}
         | dict(graph.values),
     )
-    return replace(tree, whole=whole - frozenset(unlike_first(tree)))
+    return replace(tree, whole=whole.difference(unlike_first(tree), given_otherwise(tree)))
+
+
+def given_otherwise(tree: Tree) -> Iterator[CallId]:
+    """Calls of torch's own modules that read what they were not given, as weights that
+    torch.func.functional_call puts in place of their own: no call says that."""
+    for call in tree.whole:
+        if is_leaf(tree.graph.modules[call[0]]):
+            item = tree.call_item(call)
+            given = {str(ref) for _, a in tree.graph.calls[call].arguments for ref in references(a)}
+            if not given.issuperset(item.reads):
+                yield call
 
 
 def unlike_first(tree: Tree) -> Iterator[CallId]:

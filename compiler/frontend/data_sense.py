@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..ir.spec import Dataset, Spec, Tokens
+from ..ir.spec import Arrays, Dataset, Random, Spec, Tokens, whole_fields
 
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
@@ -39,6 +39,31 @@ def token_files(data: Tokens, folder: Path) -> Iterator[tuple[str, int]]:
         for name in found:
             if (folder / name).is_file():
                 yield name, (folder / name).stat().st_size
+
+
+def check_whole(spec: Spec) -> Found:
+    """What goes whole to every microbatch is a field, and no sample's."""
+    data = spec.data
+    if not whole_fields(data):
+        return
+    fields: tuple[str, ...] = ()
+    if isinstance(data, Random):
+        fields = tuple(data.fields)
+    elif isinstance(data, Arrays) and not isinstance(data.files, str):
+        fields = tuple(data.files)
+    for index, name in enumerate(whole_fields(data)):
+        if fields and name not in fields:
+            close = difflib.get_close_matches(name, fields, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"its fields are {', '.join(fields)}"
+            yield f"data.whole[{index}]", f"the data has no field {name!r}", hint
+        if isinstance(data, Dataset) and name in (*data.fields, *data.pad):
+            message = f"{name} is a field of the samples, and whole fields are the dataset's own"
+            hint = f"self.{name} in the dataset, or leave it out of whole"
+            yield f"data.whole[{index}]", message, hint
+        for argument, feed in spec.model.inputs:
+            if feed.field == name and feed.shape is not None:
+                message = f"{name} is whole, and its shape here has a batch dimension"
+                yield f"data.whole[{index}]", message, f"inputs: {{{argument}: {name}}}"
 
 
 def check_pad(spec: Spec) -> Found:

@@ -13,7 +13,7 @@ import random
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -28,6 +28,7 @@ from .capture.build import dtypes
 from .capture.fields import make_dataset
 from .capture.padding import fill_up
 from .capture.user import users_errors
+from .capture.whole import read_attributes
 from .data_sense import token_files
 
 Sample = Mapping[str, Tensor]
@@ -40,13 +41,19 @@ class Samples:
     count: int
     read: Callable[[int, int], Sample]
     """Sample number, epoch -> its fields."""
+    whole: Sample = field(default_factory=dict)
+    """Fields that are no samples'."""
 
     def batch(
         self, numbers: Iterable[int], fields: Iterable[str], epoch: int
     ) -> tuple[Tensor, ...]:
-        """These samples' fields, stacked along a new first dimension."""
+        """These samples' fields, stacked along a new first dimension; those that are no samples' as
+        they are."""
         samples = [self.read(number, epoch) for number in numbers]
-        return tuple(torch.stack([sample[field] for sample in samples]) for field in fields)
+        return tuple(
+            self.whole[name] if name in self.whole else torch.stack([s[name] for s in samples])
+            for name in fields
+        )
 
 
 def read_samples(spec: Spec) -> Samples:
@@ -63,14 +70,16 @@ def read_samples(spec: Spec) -> Samples:
         samples = dataset_samples(spec.data, spec)
     precision = dtypes[spec.train.precision]
 
-    def read(number: int, epoch: int) -> Sample:
-        sample = samples.read(number, epoch)
+    def cast(sample: Sample) -> Sample:
         return {n: t.to(precision) if t.is_floating_point() else t for n, t in sample.items()}
+
+    def read(number: int, epoch: int) -> Sample:
+        return cast(samples.read(number, epoch))
 
     if steps_per_epoch(spec, samples.count) == 0:
         message = f"{samples.count} samples make no batch of {spec.train.global_batch}"
         raise RunError(message, spec.at("data"), "last_batch: keep, or a smaller global_batch")
-    return Samples(samples.count, read)
+    return Samples(samples.count, read, cast(samples.whole))
 
 
 def text_samples(data: Text, folder: Path) -> Samples:
@@ -121,12 +130,13 @@ def array_samples(data: Arrays, folder: Path) -> Samples:
             field: torch.from_numpy(np.load(folder / path, mmap_mode="c"))
             for field, path in data.files.items()
         }
-    count = min(len(array) for array in arrays.values())
-    return Samples(count, lambda number, _: {name: a[number] for name, a in arrays.items()})
+    whole = {name: arrays.pop(name) for name in data.whole}
+    count = min((len(array) for array in arrays.values()), default=1)
+    return Samples(count, lambda number, _: {name: a[number] for name, a in arrays.items()}, whole)
 
 
 def random_samples(data: Random, seed: int) -> Samples:
-    """Each field of each sample has a generator of its own."""
+    """Each field of each sample has a generator of its own; a whole one is sample 0's."""
 
     def draw(name: str, field: RandomField, number: int) -> Tensor:
         key = f"{seed} {name} {number}"
@@ -137,9 +147,11 @@ def random_samples(data: Random, seed: int) -> Samples:
         return torch.randint(field.low, field.high, field.shape, generator=generator, dtype=dtype)
 
     def read(number: int, _: int) -> Sample:
-        return {name: draw(name, field, number) for name, field in data.fields.items()}
+        fields = {n: f for n, f in data.fields.items() if n not in data.whole}
+        return {name: draw(name, field, number) for name, field in fields.items()}
 
-    return Samples(data.samples, read)
+    whole = {name: draw(name, data.fields[name], 0) for name in data.whole}
+    return Samples(data.samples, read, whole)
 
 
 def dataset_samples(data: Dataset, spec: Spec) -> Samples:
@@ -175,7 +187,8 @@ def dataset_samples(data: Dataset, spec: Spec) -> Samples:
                 raise RunError(message, spec.at("data.source"), hint)
         return sample
 
-    return Samples(len(dataset), read)  # type: ignore[arg-type]
+    whole = read_attributes(spec, data, dataset)
+    return Samples(len(dataset), read, whole)  # type: ignore[arg-type]
 
 
 def fill(spec: Spec, data: Dataset, name: str, tensor: Tensor, number: int) -> Tensor:

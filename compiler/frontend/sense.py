@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import SpecError
-from ..ir.spec import Arrays, Data, Random, RandomField, Spec, Text, Tokens
+from ..ir.spec import Arrays, Data, Dataset, Random, RandomField, Spec, Text, Tokens
 from .callables import check_callables
-from .data_sense import check_pad, check_tokens
+from .data_sense import check_pad, check_tokens, check_whole
 from .document import Complaint
 from .optimizers import check_optimizer
 from .schema import alternatives, flow, schema
@@ -136,6 +136,8 @@ def known_fields(data: Data) -> tuple[str, ...]:
         return ("tokens", "labels")
     if isinstance(data, Arrays):
         return tuple(data.files) if isinstance(data.files, Mapping) else ()
+    if isinstance(data, Dataset):
+        return (*data.fields, *data.whole) if data.fields else ()
     return tuple(data.fields)
 
 
@@ -237,6 +239,7 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
     (("data.source", "data.files"), check_files),
     (("data.source", "data.files", "data.dtype", "data.sequence"), check_tokens),
     (("data.source", "data.fields", "data.pad", "data.length"), check_pad),
+    (("model.inputs", "data.source", "data.fields", "data.files", "data.whole"), check_whole),
     (
         (
             *(

@@ -196,6 +196,8 @@ class Input:
     meta: TensorMeta
     key: int | str | None = None
     """Where a sample of the user's Dataset has it; None where it is the sample itself."""
+    whole: bool = False
+    """It has no batch dimension: every microbatch takes all of it."""
 
 
 @dataclass(frozen=True, slots=True)

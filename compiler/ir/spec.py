@@ -35,6 +35,7 @@ __all__ = [
     "Train",
     "Value",
     "Weight",
+    "whole_fields",
 ]
 
 
@@ -134,6 +135,8 @@ class Arrays:
     source: Literal["arrays"] = "arrays"
     files: str | Mapping[str, str]
     """A safetensors file, or field -> npy file; relative to the spec's folder."""
+    whole: tuple[str, ...] = ()
+    """Fields without a batch dimension: each microbatch takes all of the array."""
     last_batch: Literal["keep", "drop"] = "keep"
 
 
@@ -157,6 +160,8 @@ class Random:
     samples: int
     fields: Mapping[str, RandomField]
     """Those given under model.inputs included."""
+    whole: tuple[str, ...] = ()
+    """Fields without a batch dimension, drawn once."""
     last_batch: Literal["keep", "drop"] = "keep"
 
 
@@ -175,10 +180,17 @@ class Dataset:
     """Field -> what fills each sample up to `length`, along its first dimension."""
     length: int | None = None
     """None where no field is padded."""
+    whole: tuple[str, ...] = ()
+    """Fields without a batch dimension: attributes of the Dataset."""
     last_batch: Literal["keep", "drop"] = "keep"
 
 
 Data = Text | Tokens | Arrays | Random | Dataset
+
+
+def whole_fields(data: Data) -> tuple[str, ...]:
+    """Fields that go whole to every microbatch."""
+    return () if isinstance(data, Text | Tokens) else data.whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

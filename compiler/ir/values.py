@@ -145,3 +145,10 @@ def references(argument: Arg) -> Iterator[Ref | State]:
     elif isinstance(argument, Items):
         for _, item in argument.items:
             yield from references(item)
+
+
+def has_batch(argument: object) -> bool:
+    """Whether a size that grows with the batch is among nested arguments."""
+    if isinstance(argument, tuple):
+        return any(map(has_batch, argument))
+    return isinstance(argument, Dim)

@@ -10,7 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..analysis.dataflow import canonical_fqns, count_calls, recomputable, storages
+from ..analysis.dataflow import (
+    canonical_fqns,
+    count_calls,
+    inputs_of,
+    recomputable,
+    storages,
+)
 from ..errors import PlanError
 from ..ir.graph import CallId, Graph, Op, Ref
 from ..ir.norms import norm_sums
@@ -221,8 +227,8 @@ def make_unit(
     receives = tuple(t for t in transfers if t.target == stage)
     sends = tuple(t for t in transfers if t.source == stage)
     outputs = stage_outputs(graph, facts, stage)
-    weighed = graph.weight if outputs else ()
-    inputs = tuple(i for i in graph.inputs if i.name in read or i.name in weighed)
+    taken = [t.meta for t in receives]
+    inputs = inputs_of(graph, ops, taken, graph.weight if outputs else ())
     present = {name for op in ops for name in op.outputs if name}
     present |= {t.value for t in receives} | {i.name for i in inputs}
     begins = {value for _, value in outputs[:1]} | {t.value for t in sends if t.gradient}

@@ -155,8 +155,10 @@ class Compare:
         found = torch.tensor(self.reference.results[step]["loss"], dtype=torch.float64)
         expected = {"loss": torch.tensor(whole.results["loss"], dtype=torch.float64)}
         yield measure("whole", step, "loss", found, expected, self.whole_limit)
-        limit = self.whole_limit * min(1.0, largest(whole.gradients.values()))
+        scale = min(1.0, largest(whole.gradients.values()))
         for name, tensor in whole.summed.items():
+            rounding = 100 * torch.finfo(tensor.dtype).eps  # a complex64 stays one in float64
+            limit = max(self.whole_limit, rounding) * scale
             yield measure("whole", step, name, tensor, whole.gradients, limit)
 
     def gradients(self, step: int) -> Iterator[Row]:

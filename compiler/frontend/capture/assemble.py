@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from ...errors import CaptureError, Location
@@ -23,9 +24,9 @@ from ...ir.graph import (
     State,
     TensorMeta,
 )
-from ...ir.spec import Dataset, Spec
+from ...ir.spec import Dataset, Spec, whole_fields
 from .arguments import dtype_name
-from .build import Built, build_model, state_tensors
+from .build import Built, build_model, named_tensors, state_tensors
 from .canonical import storages
 from .export import RawCall
 from .fields import first_sample, sample_keys
@@ -46,8 +47,9 @@ def assemble(
 ) -> Graph:  # fmt: skip
     """Put the parts together. `sizes`: two batch sizes to measure at, equal for a fixed one."""
     folder = spec.folder
+    taken = {*raw.values, *(name for name, _ in named_tensors(built.model))}
     names = {
-        old: new if new not in raw.values else old
+        old: new if new not in taken else old
         for old, new in zip(raw.inputs, training.binding.fields, strict=True)
     }
     parameters = read_parameters(built, raw)
@@ -123,8 +125,9 @@ def read_inputs(
     """The data's fields, under their names in the graph."""
     data = spec.data
     keys = sample_keys(data, first_sample(spec, data)) if isinstance(data, Dataset) else {}
+    whole = whole_fields(data)
     return tuple(
-        Input(name, field, metas[name], keys.get(field))
+        Input(name, field, metas[name], keys.get(field), whole=field in whole)
         for name, field in zip(names, fields, strict=True)
     )
 
@@ -149,6 +152,13 @@ def save_unrecorded(
         else "they come from arrays or generators that no script repeats"
     )
     message = f"the first values of {listed} are in weights.safetensors, beside the scripts: {why}"
+    for name, value in values.items():
+        if value.dtype is torch.complex128:
+            raise CaptureError(
+                f"no file of weights holds complex128, and {name} is drawn as such",
+                spec.at("model.factory"),
+                "torch.complex(torch.randn(...), torch.randn(...)), which a script repeats",
+            )
     copies = {name: value.detach().clone().contiguous() for name, value in values.items()}
     return save(copies), (message,)
 

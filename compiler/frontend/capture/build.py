@@ -243,6 +243,13 @@ def state_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from ((name, tensor) for name, tensor in plain_tensors(model) if tensor.is_leaf)
 
 
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the model under each of its names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    yield from plain_tensors(model)
+
+
 def plain_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that are attributes of modules, and neither parameters nor buffers."""
     for path, module in model.named_modules():

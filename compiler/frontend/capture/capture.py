@@ -1,6 +1,8 @@
 """The user's model and loss -> Graph: build without values, trace twice, unify, measure."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +10,13 @@ from torch import nn
 
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
-from ...ir.spec import Spec
+from ...ir.spec import Spec, Text, Tokens
+from ..samples import read_samples
 from .assemble import assemble, short
 from .backward import try_backwards
 from .batch import Generaliser, batch_sizes, refuse_coupled
 from .borrowed import dissolve_borrowers
-from .build import Built, build_fake, numerics, plain_tensors
+from .build import Built, build_fake, named_tensors, numerics, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter
 from .export import export
@@ -28,6 +31,7 @@ from .statements import forget
 from .survey import survey
 from .training import Training, make_training
 from .user import location, model_folder
+from .undivided import refuse_undivided
 from .whole import know, known, stand_in
 
 
@@ -45,10 +49,12 @@ def capture(spec: Spec) -> Graph:
             know(spec, find_leaves(spec, built, model_folder(spec)))
             stand_in(built.model)
         binding = bind(spec, built.model, fields)
+        refuse_undivided(spec, binding.fields, binding.whole)
         training = make_training(spec, built.model, binding)
         sizes, told = batch_sizes(fields), (binding.note,) if binding.note else ()
         folder = model_folder(spec)
-        traces = [trace(training, built, fields, size, folder) for size in sizes]
+        with hinting_whole(spec, fields):
+            traces = [trace(training, built, fields, size, folder) for size in sizes]
         try:
             raw = Generaliser(*sizes).merge(*traces)
         except CaptureError as error:
@@ -72,6 +78,28 @@ def capture(spec: Spec) -> Graph:
     return graph
 
 
+@contextmanager
+def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None]:
+    """Say of a trace whose shapes do not fit which fields look like one graph's, cut into rows: a
+    sample is as long as there are samples."""
+    try:
+        yield
+    except CaptureError as error:
+        fits_not = error.hint is None and re.search(r"size|shape|dimension", error.message)
+        if not fits_not or isinstance(spec.data, Text | Tokens):
+            raise
+        count = read_samples(spec).count
+        square = [name for name, meta in fields.items() if meta.shape[:1] == (count,)]
+        if not square:
+            raise
+        raise CaptureError(
+            error.message,
+            error.where,
+            f"if {square[0]} is one whole, such as a graph's edges, and no sample has a row of it: "
+            f"data: {{whole: [{', '.join(fields)}]}}, for those of them that are so",
+        ) from error
+
+
 def refuse_untrained(spec: Spec, graph: Graph) -> None:
     """Raises CaptureError where no gradient leads from the loss to a parameter."""
     if not graph.values[graph.outputs[0][1]].requires_grad:
@@ -87,7 +115,8 @@ def trace(
 ) -> Raw:
     """One microbatch of `batch` samples, in canonical form. `folder`: the model's."""
     survey(training, built, fields, batch)
-    raw = Converter(export(training, built, fields, batch), folder).convert()
+    taken = frozenset(name for name, _ in named_tensors(built.model))
+    raw = Converter(export(training, built, fields, batch), folder, taken).convert()
     refuse_computed(raw, built.model)
     return canonicalise(dissolve_borrowers(find_values(raw, built)))
 

@@ -40,10 +40,12 @@ class Mode(NamedTuple):
 class Converter:
     """Walks the traced nodes of one program in order."""
 
-    def __init__(self, traced: Traced, folder: Path) -> None:
+    def __init__(self, traced: Traced, folder: Path, taken: frozenset[str] = frozenset()) -> None:
         self.raw = Raw(checkpoints=traced.checkpoints)
         self.folder = folder
         """Of the model's file."""
+        self.taken = taken
+        """Names of parameters and buffers: a value has none of them."""
         self.traced = traced
         self.mode = Mode(grad=True, autocast=traced.autocast)
         self.outer: list[str | None] = []
@@ -202,7 +204,7 @@ class Converter:
         outputs = self.outputs(node)
         frame = users_frame(frames(node.stack_trace))
         return Op(
-            name=node.name,
+            name=self.name(node),
             target=str(target),
             args=tuple(self.rename_nodes(a) for a in node.args[:given]),
             kwargs=tuple(
@@ -241,15 +243,21 @@ class Converter:
         self.raw.ops.append(copy)
         self.nodes[node] = self.names[node.name] = out
 
+    def name(self, node: Node) -> str:
+        """What the graph calls a node's value; torch numbers from 1 on."""
+        return f"{node.name}_0" if node.name in self.taken else node.name
+
     def outputs(self, node: Node) -> tuple[str, ...]:
         """Name the op's values: the node's own name, or those of the nodes that pick from it."""
         value = node.meta.get("val")
         if not isinstance(value, list | tuple):
-            self.nodes[node] = self.names[node.name] = Ref(node.name)
+            name = self.name(node)
+            self.nodes[node] = self.names[node.name] = Ref(name)
             if isinstance(value, torch.Tensor):
-                self.raw.values[node.name] = meta_of(value)
-            return (node.name,)
-        picked = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
+                self.raw.values[name] = meta_of(value)
+            return (name,)
+        picks = (user for user in node.users if user.target is operator.getitem)
+        picked = {user.args[1]: self.name(user) for user in picks}
         names = tuple(picked.get(i, "") for i in range(len(value)))
         for name, tensor in zip(names, value, strict=True):
             if name:

@@ -72,7 +72,10 @@ def export(
     """Trace one microbatch of `batch` samples."""
     with built.mode:
         inputs = tuple(
-            torch.zeros((batch, *fields[name].shape), dtype=getattr(torch, fields[name].dtype))  # type: ignore[arg-type]
+            torch.zeros(
+                (*(() if name in training.binding.whole else (batch,)), *fields[name].shape),  # type: ignore[arg-type]
+                dtype=getattr(torch, fields[name].dtype),
+            )
             for name in training.binding.fields
         )
     calls: dict[CallId, RawCall] = {}

@@ -1,23 +1,23 @@
 """What a sample of the data is made of, and how its fields reach the model and the loss."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-import numpy as np
 import torch
 from torch import nn
 
-from ...errors import CaptureError, Location
+from ...errors import CaptureError
 from ...ir.graph import TensorMeta
-from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text, Tokens
-from ...ir.values import dtypes
+from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text, Tokens, whole_fields
 from .arguments import dtype_name
+from .arrays import read_arrays
 from .loss import arguments, find_loss
+from .loss_fields import feed_loss
 from .padding import check_padding, fill_up
-from .user import call, first_line, users_errors
+from .user import call, users_errors
+from .whole import read_attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,27 +29,30 @@ class Binding:
     """Argument -> field."""
     loss: tuple[str, ...]
     """The loss gets the model's output, then these."""
+    loss_keywords: Mapping[str, str]
+    """Argument of the loss -> field, where one before it has a default and no field."""
     note: str = ""
     """What was chosen that the spec does not say."""
+    whole: frozenset[str] = frozenset()
+    """Fields without a batch dimension."""
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Every field in use, once, in the order in which the model and the loss take them."""
-        return tuple(dict.fromkeys((*self.positional, *self.keywords.values(), *self.loss)))
+        model, loss = self.keywords.values(), (*self.loss, *self.loss_keywords.values())
+        return tuple(dict.fromkeys((*self.positional, *model, *loss)))
 
 
 def read_fields(spec: Spec) -> dict[str, TensorMeta]:
-    """Shape and dtype of one sample's fields. Floats have the spec's precision."""
+    """Shape and dtype of one sample's fields, and of those that are no samples'. Floats have the
+    spec's precision."""
     if isinstance(spec.data, Text | Tokens):
         tokens = TensorMeta((spec.data.sequence,), "int64")
         return {"tokens": tokens, "labels": tokens}
     if isinstance(spec.data, Random):
         fields = {name: TensorMeta(f.shape, f.dtype) for name, f in spec.data.fields.items()}
     elif isinstance(spec.data, Arrays):
-        fields = {
-            name: TensorMeta(m.shape[1:], m.dtype)
-            for name, m in read_arrays(spec, spec.data).items()
-        }
+        fields = read_arrays(spec, spec.data)
     else:
         fields = read_sample(spec, spec.data)
     floats = "float64" if spec.train.precision == "fp64" else "float32"
@@ -63,58 +66,6 @@ def is_float(dtype: str) -> bool:
     return getattr(torch, dtype).is_floating_point  # type: ignore[no-any-return]
 
 
-def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
-    """Shape (samples first) and dtype of each array, from the files' headers."""
-    if isinstance(data.files, str):
-        from safetensors import safe_open  # only for this source
-
-        with (
-            reading(data.files, spec.at("data.files")),
-            safe_open(spec.folder / data.files, framework="pt") as file,
-        ):
-            names = file.keys()  # not a dict, so it has no iterator of its own
-            metas = {name: file.get_tensor(name) for name in names}
-    else:
-        metas = {}
-        for name, path in data.files.items():
-            with reading(path, spec.at(f"data.files.{name}")):
-                array = np.load(spec.folder / path, mmap_mode="c")
-                if not array.dtype.isnative:
-                    little = array.dtype.newbyteorder("<").str
-                    raise ValueError(f"its numbers are big-endian, {array.dtype.str}, not {little}")
-                metas[name] = torch.as_tensor(array)
-    for name, tensor in metas.items():
-        if tensor.dim() == 0:
-            message = f"{name} is one number; an array's first dimension counts the samples"
-            raise CaptureError(message, spec.at("data.files"))
-        if dtype_name(tensor.dtype) not in dtypes:
-            message = f"{name} has the dtype {dtype_name(tensor.dtype)}, which scripts do not read"
-            raise CaptureError(message, spec.at("data.files"))
-    counts = {name: tensor.shape[0] for name, tensor in metas.items()}
-    if len(set(counts.values())) != 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise CaptureError(
-            f"the arrays count different numbers of samples: {listed}", spec.at("data.files")
-        )
-    return {
-        name: TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype))
-        for name, tensor in metas.items()
-    }
-
-
-@contextmanager
-def reading(path: str, where: Location | None) -> Iterator[None]:
-    """Raises CaptureError at the spec's line where a file is missing or holds no plain numbers."""
-    try:
-        yield
-    except Exception as error:
-        raise CaptureError(
-            f"{path} cannot be read: {first_line(error)}",
-            where,
-            "arrays of numbers as numpy.save or safetensors write them, no objects or strings",
-        ) from error
-
-
 def make_dataset(data: Dataset, spec: Spec) -> object:
     """The user's dataset."""
     return call(Factory(target=data.source, args=data.args), spec.folder, spec.at("data.source"))
@@ -124,6 +75,7 @@ def read_sample(spec: Spec, data: Dataset) -> dict[str, TensorMeta]:
     """The fields of a dataset, from its first sample, filled up where the spec says so."""
     where, sample = spec.at("data.source"), first_sample(spec, data)
     keys = sample_keys(data, sample)
+    whole = read_attributes(spec, data, make_dataset(data, spec)) if data.whole else {}
     tensors = {
         name: torch.as_tensor(sample if key is None else sample[key])  # type: ignore[index]
         for name, key in keys.items()
@@ -132,6 +84,7 @@ def read_sample(spec: Spec, data: Dataset) -> dict[str, TensorMeta]:
     for name, value in data.pad.items():
         with users_errors(where, f"{data.source}: {name} of sample 0"):
             tensors[name] = fill_up(tensors[name], value, data.length or 0)
+    tensors |= whole
     return {name: TensorMeta(tuple(t.shape), dtype_name(t.dtype)) for name, t in tensors.items()}
 
 
@@ -183,8 +136,10 @@ def bind(spec: Spec, model: nn.Module, fields: Mapping[str, TensorMeta]) -> Bind
     else:  # nothing but **kwargs
         keywords = {name: name for name in tuple(fields)[: None if taken is None else 1]}
     used = {*positional, *keywords.values()}
-    rest = () if taken is None else in_order(taken, [name for name in fields if name not in used])
-    binding = Binding(positional, keywords, rest, note)
+    rest = [name for name in fields if name not in used]
+    loss, named = ((), {}) if taken is None else feed_loss(spec, taken, rest)
+    whole = frozenset(whole_fields(spec.data))
+    binding = Binding(positional, keywords, loss, named, note, whole)
     check_binding(spec, binding, fields, forward)
     return binding
 
@@ -228,12 +183,6 @@ def claimed(taken: Sequence[inspect.Parameter], fields: Sequence[str]) -> set[st
     others = [name for name in fields if name not in named]
     count = sum(p.default is p.empty and p.name not in named for p in taken)
     return named | set(others[max(0, len(others) - count) :])
-
-
-def in_order(taken: Sequence[inspect.Parameter], rest: Sequence[str]) -> tuple[str, ...]:
-    """What goes to the loss: in the order of its arguments where they bear the fields' names."""
-    names = tuple(p.name for p in taken[: len(rest)])
-    return names if set(names) == set(rest) else tuple(rest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from torch import nn
 from ...errors import Location
 from ...ir.spec import Spec
 from .autocast import autocast, regions_of
+from .distributions import unchecked
 from .fields import Binding
 from .loss import Loss, find_loss, take_apart
 from .private import checkpoints_plain, is_fake, masks_unread
@@ -40,16 +41,24 @@ class Training(nn.Module):
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         fields = dict(zip(self.binding.fields, values, strict=True))
-        masks = masks_applied(self.model) if any(map(is_fake, values)) else nullcontext()
+        fake = any(map(is_fake, values))
+        with unchecked() if fake else nullcontext():
+            output = self.call_model(fields, fake=fake)
+            given = (fields[name] for name in self.binding.loss)
+            named = {name: fields[field] for name, field in self.binding.loss_keywords.items()}
+            with regions_of(self.device):
+                results = take_apart(self.loss(output, *given, **named))
+        self.names = tuple(results)
+        return tuple(results.values())
+
+    def call_model(self, fields: dict[str, torch.Tensor], *, fake: bool) -> object:
+        """The model's output."""
+        masks = masks_applied(self.model) if fake else nullcontext()
         with masks, checkpoints_plain(self.around), regions_of(self.device):
-            output = self.model(
+            return self.model(
                 *(fields[name] for name in self.binding.positional),
                 **{argument: fields[name] for argument, name in self.binding.keywords.items()},
             )
-        with regions_of(self.device):
-            results = take_apart(self.loss(output, *(fields[name] for name in self.binding.loss)))
-        self.names = tuple(results)
-        return tuple(results.values())
 
     def run(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The same, in the spec's precision."""

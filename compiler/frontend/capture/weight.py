@@ -22,7 +22,9 @@ def weight_fields(spec: Spec, binding: Binding) -> tuple[str, ...]:
     if weight.kind == "samples":
         return ()
     if weight.kind == "tokens":
-        targets = binding.loss or tuple(n for n in known if n in ("labels", "targets", "target"))
+        targets = (*binding.loss, *binding.loss_keywords.values()) or tuple(
+            n for n in known if n in ("labels", "targets", "target")
+        )
         if weight.field is None and len(targets) != 1:
             raise CaptureError(
                 "weight: tokens counts the elements of the loss's target; which field is that?",
