@@ -4,7 +4,7 @@ from the text itself."""
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jinja2
 
@@ -15,6 +15,8 @@ from .plan_text import make_plan_page
 from .view import view_rank
 
 compilation_mark = "@compilation@"
+oldest_torch = "2.9"
+"""That scripts run with; there is no newest."""
 modules = (
     "import ast", "import bisect", "import contextlib", "import datetime", "import functools",
     "import glob", "import itertools", "import json", "import math", "import os", "import random",
@@ -40,7 +42,7 @@ def render(
         for p, u in zip(job.programs, job.units, strict=True)
     ]
     run = templates.get_template("run.py.j2").render(
-        name=job.spec.name, world_size=job.plan.world_size
+        name=job.spec.name, world_size=job.plan.world_size, oldest_torch=oldest_torch
     )
     digest = hashlib.sha256(
         "\0".join([*scripts, *(copies or {}).values()]).encode() + saved
@@ -53,7 +55,7 @@ def render(
     files.append(File("plan.txt", str(make_plan_page(job))))
     files += [File(name, text) for name, text in (copies or {}).items()]
     files += [File("weights.safetensors", saved)] if saved else []
-    written = manifest(job, digest, [file.path for file in files])
+    written = manifest(job, digest, files)
     return (*files, File("manifest.json", json.dumps(written, indent=2) + "\n"))
 
 
@@ -90,16 +92,17 @@ def choose_imports(body: str, own: list[str]) -> list[str]:
     return [*used, "", *torch_used, *(["", *own] if own else [])]
 
 
-def manifest(job: Job, digest: str, paths: list[str]) -> dict[str, object]:
-    """What the folder was compiled from."""
+def manifest(job: Job, compilation: str, files: Iterable[File]) -> dict[str, object]:
+    """What the folder was compiled from, and what was written."""
     return {
         "ppc": job.version,
+        "compilation": compilation,
+        "world_size": job.plan.world_size,
         "spec": job.source,
         "spec_sha256": job.spec_digest,
         "model": job.spec.model.factory.target.partition(":")[0],
-        "model_sha256": job.model_digest,
-        "compilation": digest,
-        "world_size": job.plan.world_size,
+        "sources": dict(job.sources),
+        "versions": dict(job.versions),
         "inputs": {i.name: str(i.meta) for i in job.graph.inputs},
-        "files": [*paths, "manifest.json"],
+        "files": {file.path: file.sha256 for file in files},
     }

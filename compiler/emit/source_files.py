@@ -1,13 +1,13 @@
 """Data that lies in files: bytes of text, tokens, arrays. Readers need torch alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..ir.spec import Arrays, Text, Tokens
 from ..ir.unit import Unit
 from .expression import quote
 from .layout import wrap
 from .scope import clean_outside
-from .source import Parts, is_absolute, place
+from .source import Parts, dtype_text, is_absolute, place, shape_text
 
 
 def find_lines(paths: Sequence[str]) -> tuple[list[str], str]:
@@ -125,10 +125,31 @@ def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
         cast = ".to(torch.get_default_dtype())" if i.meta.dtype.startswith("float") else ""
         read.append(f"{clean_outside(i.name)} = arrays[{quote(i.field)}][samples]{cast}")
     return Parts(
-        opened=(*start, f"SAMPLES = len({first})"),
+        opened=(*start, *fit_lines(unit), f"SAMPLES = len({first})"),
         ready=(),
         read=tuple(read),
         fact="SAMPLES",
         described=f"the arrays of {', '.join(paths)}",
         reads="safetensors" if isinstance(data.files, str) else "npy",
     )
+
+
+fit = """for field, shape, dtype in compiled_for:
+    array = arrays[field]
+    kind = torch.get_default_dtype() if array.is_floating_point() else array.dtype
+    if (array.shape[1:], kind) != (shape, dtype):
+        found = f"{array.dtype}{[*array.shape[1:]]}, not {dtype}{[*shape]}"
+        raise SystemExit(f"{HERE}: {field} of a sample is {found}, which this was compiled for")
+"""
+
+
+def fit_lines(unit: Unit) -> Iterator[str]:
+    """Whether the arrays have the shapes and dtypes that they had when they were compiled for."""
+    if not unit.inputs:
+        return
+    fields = [
+        f"({quote(i.field)}, {shape_text(i.meta.shape[1:])}, {dtype_text(i.meta)})"
+        for i in unit.inputs
+    ]
+    yield from wrap(f"compiled_for = [{', '.join(fields)}]", 0)
+    yield from fit.splitlines()

@@ -6,6 +6,7 @@ Arithmetic, naming and joining happen here; a template shows what it gets.
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from ..errors import visible
 from ..ir.graph import Graph, TensorMeta
 from ..ir.program import Log, Loop, Program
 from ..ir.spec import Spec
@@ -122,7 +123,7 @@ def view_init(job: Job, unit: Unit) -> dict[str, object]:
 def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
     """A class, its lines indented and wrapped."""
     is_stage = form.name == "Stage"
-    comment = f"  # {form.where}" if form.where else ""
+    comment = f"  # {visible(form.where)}" if form.where else ""
     if is_stage:
         comment = f"  # the part of {job.graph.model} on this rank; names as in the whole model"
     return {

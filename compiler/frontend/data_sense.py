@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..ir.spec import Dataset, Spec, Tokens
+from .callables import factories
 
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
@@ -39,6 +40,15 @@ def token_files(data: Tokens, folder: Path) -> Iterator[tuple[str, int]]:
         for name in found:
             if (folder / name).is_file():
                 yield name, (folder / name).stat().st_size
+
+
+def check_arguments(spec: Spec) -> Found:
+    """Scripts spell out what a Dataset is made with."""
+    if isinstance(spec.data, Dataset):
+        for path, target in factories(spec.data.args, "data.args"):
+            message = f"what {target} makes cannot be written into a script"
+            hint = "plain values; the Dataset's own file can call it"
+            yield path, message, hint
 
 
 def check_pad(spec: Spec) -> Found:

@@ -9,6 +9,7 @@ from torch import nn
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec
+from .alike import refuse_unlike
 from .assemble import assemble
 from .batch import Generaliser, batch_sizes, refuse_coupled
 from .borrowed import dissolve_borrowers
@@ -33,6 +34,7 @@ def capture(spec: Spec) -> Graph:
     Raises CaptureError at the user's own line for what cannot be captured.
     """
     forget()
+    refuse_unlike(spec)
     fields = read_fields(spec)
     with numerics(spec):
         built = build_fake(spec)

@@ -86,16 +86,16 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
     for name, tensor in metas.items():
         if tensor.dim() == 0:
             message = f"{name} is one number; an array's first dimension counts the samples"
-            raise CaptureError(message, spec.at("data.files"))
+            raise CaptureError(message, spec.at("data.files"), "an element for each sample")
         if dtype_name(tensor.dtype) not in dtypes:
             message = f"{name} has the dtype {dtype_name(tensor.dtype)}, which scripts do not read"
-            raise CaptureError(message, spec.at("data.files"))
+            hint = f"one of {', '.join(dtypes)}"
+            raise CaptureError(message, spec.at("data.files"), hint)
     counts = {name: tensor.shape[0] for name, tensor in metas.items()}
     if len(set(counts.values())) != 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise CaptureError(
-            f"the arrays count different numbers of samples: {listed}", spec.at("data.files")
-        )
+        message = f"the arrays count different numbers of samples: {listed}"
+        raise CaptureError(message, spec.at("data.files"), "element i of each is sample i's")
     return {
         name: TensorMeta(tuple(tensor.shape), dtype_name(tensor.dtype))
         for name, tensor in metas.items()
@@ -292,5 +292,7 @@ def check_binding(
         meta = fields[declared.field]
         if declared.shape is not None and tuple(declared.shape[1:]) != meta.shape:
             raise CaptureError(
-                f"input {name} is declared {declared.shape}, the data gives {meta} a sample", where
+                f"input {name} is declared {declared.shape}, the data gives {meta} a sample",
+                where,
+                "leave shape out: the data tells it",
             )

@@ -110,7 +110,8 @@ def call(factory: Factory, folder: Path, where: Location | None) -> object:
     with beside(factory.target, folder):
         function = resolve(factory.target, folder, where)
         if not callable(function):
-            raise CaptureError(f"{factory.target} is not callable", where)
+            hint = "a function or a class, which is called with the spec's arguments"
+            raise CaptureError(f"{factory.target} is not callable", where, hint)
         arguments = {name: argument(value, folder, where) for name, value in factory.args.items()}
         with users_errors(where, f"{factory.target} failed"):
             return function(**arguments)
