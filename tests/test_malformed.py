@@ -113,6 +113,8 @@ CASES: dict[str, bytes] = {
     "a file with a NUL": data('{source: text, files: "a\\0*", sequence: 4}'),
     "a file that paints": data('{source: text, files: "\\e[2J*.txt", sequence: 4}'),
     "a file of half a character": data('{source: text, files: "\\ud800*", sequence: 4}'),
+    "an argument of half a character": arguments('{name: "\\ud83d", other: "\\ude00\\ud83d"}'),
+    "a key of half a character": arguments('{"\\ud83d": 1}'),
     "an array with a NUL": data('{source: arrays, files: {input: "x\\0.npy"}}'),
     "a Dataset with a factory": data("{source: m.py:D, args: {a: {factory: 'os:getpid'}}}"),
     "a Dataset with a word of Python": data("{source: m.py:D, args: {lambda: 1}}"),
@@ -165,11 +167,12 @@ def test_every_answer_has_its_case():
 def test_yaml_traps_that_are_none(tmp_path):
     """YAML 1.2: numbers, texts, no date, no sixty-based number; underscores as in Python."""
     path = tmp_path / "s.yaml"
-    values = "{a: 3e-4, b: no, c: on, d: 2001-01-01, e: 1:30, f: 0o17, g: 010, h: 1_000, i: ~}"
+    values = "{a: 3e-4, b: no, c: on, d: 2001-01-01, e: 1:30, f: 0o17, g: 010, h: 1_000, i: ~"
+    values += ', j: "\\ud83d\\ude00"}'  # as JSON escapes it
     path.write_bytes(b"\xef\xbb\xbf" + arguments(values).replace(b"\n", b"\r\n"))
     assert load(path).model.factory.args == {
         "a": 3e-4, "b": "no", "c": "on", "d": "2001-01-01", "e": "1:30", "f": 15, "g": 10,
-        "h": 1000, "i": None,
+        "h": 1000, "i": None, "j": "\U0001f600",
     }  # fmt: skip
 
 
