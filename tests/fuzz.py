@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 from ruamel.yaml import YAML
@@ -19,7 +20,46 @@ from typer.testing import CliRunner
 from ppc import cli
 
 root = Path(__file__).parent.parent
+short = b"""\
+model: {factory: 'torch.nn:Linear', inputs: [x]}
+cluster: {devices_per_node: 1, device: cpu}
+"""
 valid = [path.read_bytes() for path in sorted(root.glob("specs/*.yaml"))]
+valid.append(b"""\
+model:
+  factory: models/gpt.py:build
+  args: {layers: 4, width: 1e1, heads: [4, {a: ~}], config: {factory: "torch:zeros", args: {b: x}}}
+  inputs: {tokens: {field: tokens, shape: [batch, 3], dtype: int64}, labels: labels}
+  loss: models/gpt.py:loss
+  weight: {kind: tokens, field: labels, ignore_index: -1}
+data: {source: random, samples: 64, last_batch: drop,
+       fields: {tokens: {shape: [3], dtype: int64, low: 1, high: 9}, labels: {shape: [3]}}}
+train:
+  global_batch: 32
+  epochs: 2
+  optimizer: {name: adamw, lr: 2e-3, betas: [0.9, 0.95], foreach: true,
+              groups: [{params: ["*.bias", "*norm*"], weight_decay: 0}, {params: "head*", lr: 1}]}
+  lr_schedule: {name: one_cycle, pct_start: 0.1, div_factor: 20}
+  clip_value: 1.0
+  precision: bf16
+  compile: false
+  timeout: 10min
+cluster:
+  nodes: 2
+  devices_per_node: 2
+  device: {kind: cuda, memory: 12GiB, flops: {fp32: 20TFLOP/s}, memory_bandwidth: 400GB/s}
+  links: {intra_node: {bandwidth: 450GB/s, latency: 5us}, inter_node: {bandwidth: 100Gbit/s}}
+parallel: {pipeline: 2, data: 2, schedule: {kind: gpipe}, microbatches: 4, cuts: [blocks.2],
+           recompute: [blocks.0], sync_batch_norm: true}
+""")
+valid += [
+    b"data: {source: arrays, files: {x: x.npy}}\n" + short,
+    b"data: {source: arrays, files: x.safetensors}\n" + short,
+    b"data: {source: tokens, files: [a.bin], dtype: uint16, sequence: 4}\n" + short,
+    b"data: {source: 'd.py:D', args: {n: 3}, fields: [x, y], workers: 2, pad: {x: 0}, length: 9}\n"
+    + short,
+]
+trees = [YAML(typ="safe", pure=True).load(text) for text in valid]
 seeds = [*valid] + [path.read_bytes() for path in sorted(root.glob("tests/errors/*.yaml"))]
 
 NASTY = (
@@ -81,7 +121,7 @@ def mutate_text(draw: random.Random) -> bytes:
 
 def mutate_tree(draw: random.Random) -> bytes:
     """A spec in which a few values or keys are others, written with every text escaped."""
-    tree = YAML(typ="safe", pure=True).load(draw.choice(valid))
+    tree = deepcopy(draw.choice(trees))
     for _ in range(draw.randrange(1, 4)):
         holder, key = draw.choice(list(places(tree)))
         what = draw.random()

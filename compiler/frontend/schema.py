@@ -136,13 +136,14 @@ def explain_value(
         return message, "name: adamw, or another class of torch.optim"
     if later:
         return f"{path} {show(value)} is not supported yet", later
-    example = flow(rules["examples"][0])
+    examples = rules["examples"] or [expectation(rule, wanted, rules)]
+    example = flow(examples[0])
     hint = f"such as {example}" if name.endswith("]") else f"such as {name}: {example}"
     if rule in limits:
         return f"{path} is {show(value)}; {limits[rule](wanted)}", hint
     if rule == "type" and is_huge(value):
         return f"{path} is {show(value)}; it must be below 2**63", hint
-    if rule == "type" and wanted == "boolean" and value in spelled:
+    if rule == "type" and wanted == "boolean" and isinstance(value, str) and value in spelled:
         hint = f"{name}: {spelled[value]}; in YAML 1.2 {value} is text"
     expected = expectation(rule, wanted, rules)
     words = [str(word) for word in rules.get("enum", ())]
@@ -154,7 +155,7 @@ def explain_value(
     return f"{path} is {shown}, not {expected}", hint
 
 
-spelled: Mapping[object, str] = MappingProxyType(
+spelled: Mapping[str, str] = MappingProxyType(
     {"no": "false", "off": "false", "yes": "true", "on": "true"}
 )
 """What YAML 1.1 took for true and false."""
