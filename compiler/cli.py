@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from . import __version__
-from .errors import Complaints, OutputError, PpcError
+from .errors import Complaints, OutputError, PpcError, visible
 from .ir.spec import Spec
 
 bug = 70  # EX_SOFTWARE of sysexits.h
@@ -147,7 +147,7 @@ def check(spec_file: SpecFile, *, as_json: Json = False) -> None:
         plain = {key: value for key, value in asdict(spec).items() if key != "locations"}
         print_json({"ok": True, "spec": plain})
     else:
-        typer.echo(f"{spec_file}: ok\n{summary(spec)}")
+        typer.echo(visible(f"{spec_file}: ok\n{summary(spec)}", "\n"))
 
 
 def summary(spec: Spec) -> str:

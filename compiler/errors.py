@@ -30,9 +30,14 @@ class Location:
     """Counted from 1."""
 
     def __str__(self) -> str:
-        return ":".join(
-            str(part) for part in (self.file, self.line, self.column) if part is not None
-        )
+        parts = (visible(self.file), self.line, self.column)
+        return ":".join(str(part) for part in parts if part is not None)
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text with escapes for characters that do not show, or that turn a line around: no name in
+    a file can paint over a complaint, or continue a comment in a line of its own."""
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
 def nearest(locations: Mapping[str, Location], path: str) -> Location | None:
@@ -48,6 +53,7 @@ class PpcError(Exception):
     def __init__(
         self, message: str, where: Location | None = None, hint: str | None = None
     ) -> None:
+        message, hint = visible(message, "\n\t"), visible(hint, "\n\t") if hint else hint
         super().__init__(message, where, hint)
         self.message, self.where, self.hint = message, where, hint
 
@@ -59,6 +65,11 @@ class PpcError(Exception):
 
 class SpecError(PpcError):
     """The spec is wrong."""
+
+    def __init__(
+        self, message: str, where: Location | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(visible(message), where, visible(hint) if hint else hint)
 
 
 class CaptureError(PpcError):

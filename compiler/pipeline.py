@@ -30,14 +30,8 @@ from .emit.render import render
 from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
 from .frontend.capture.recompute import recompute
-from .frontend.sources import (
-    copied_modules,
-    data_paths,
-    digest,
-    model_file,
-    script_module,
-    source_name,
-)
+from .frontend.origin import Origin, find_origin
+from .frontend.sources import copied_modules, data_paths, script_module, source_name
 from .ir.graph import Graph
 from .ir.plan import Plan
 from .ir.program import Program
@@ -86,6 +80,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
         observe(name, form)
         return form
 
+    origin = find_origin(spec)
     graph = checked("capture", capture(spec), verify_graph)  # the batch stays symbolic
     graph = checked("segment", segment(graph), verify_graph)
     graph = checked("recompute", recompute(spec, graph), verify_graph)
@@ -97,7 +92,9 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     told = check_mean(spec, graph, seen_together(plan))
     graph = replace(graph, messages=graph.messages + told)
     observe("check", graph)
-    units = checked("localize", localize(graph, plan), lambda u: verify_units(u, graph, plan))
+    units = checked(
+        "localize", localized(spec, graph, plan), lambda u: verify_units(u, graph, plan)
+    )
     schedule = checked(
         "order", order(plan, spec.parallel.schedule), lambda s: verify_schedule(s, plan)
     )
@@ -113,7 +110,15 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     report = predict(
         graph, plan, schedule, programs, costs, spec, runners_up(graph, costs, plan, spec)
     )
-    return make_job(spec, folder, graph, plan, units, programs, roll(longer), report)
+    return make_job(spec, folder, origin, graph, plan, units, programs, roll(longer), report)
+
+
+def localized(spec: Spec, graph: Graph, plan: Plan) -> tuple[Unit, ...]:
+    """The units; a plan that gives none is the spec's fault, so it gets a place there."""
+    try:
+        return localize(graph, plan)
+    except PlanError as error:
+        raise PlanError(error.message, spec.at("parallel.cuts"), error.hint) from error
 
 
 def runners_up(
@@ -130,7 +135,7 @@ def runners_up(
 
 
 def make_job(
-    spec: Spec, folder: Path, graph: Graph, plan: Plan, units: tuple[Unit, ...],
+    spec: Spec, folder: Path, origin: Origin, graph: Graph, plan: Plan, units: tuple[Unit, ...],
     programs: tuple[Program, ...], longer: tuple[Program, ...], report: Report,
 ) -> Job:  # fmt: skip
     """The forms with what the text says beside them: names of values, sources, digests."""
@@ -138,8 +143,9 @@ def make_job(
     return Job(
         version=__version__,
         source=source_name(spec),
-        spec_digest=digest(spec.path),
-        model_digest=digest(model_file(spec)),
+        spec_digest=origin.spec,
+        sources=origin.sources,
+        versions=origin.versions,
         spec=spec,
         graph=graph,
         plan=plan,

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from textwrap import wrap as wrap_text
 
+from ..errors import visible
 from ..ir.program import Edge, Program
 from ..ir.spec import Spec
 from ..ir.unit import Unit
@@ -69,8 +70,8 @@ def needs(job: Job, unit: Unit) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that cannot end a docstring."""
-    return text.replace("\\", "\\\\").replace('"', "'")
+    """Text that cannot end a docstring, nor hide in it."""
+    return visible(text.replace("\\", "\\\\")).replace('"', "'")
 
 
 def paragraph(text: str, columns: int = width) -> list[str]:

@@ -23,7 +23,11 @@ class Job:
     source: str
     """The spec's path, as the user named it."""
     spec_digest: str
-    model_digest: str
+    """sha256 of the spec."""
+    sources: Mapping[str, str]
+    """File of the user's, relative to the spec -> its sha256."""
+    versions: Mapping[str, str]
+    """Of the packages that these import."""
     spec: Spec
     graph: Graph
     plan: Plan

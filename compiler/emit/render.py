@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import jinja2
 
@@ -17,6 +17,8 @@ from .plan_text import make_plan_page
 from .view import view_rank, view_stage
 
 compilation_mark = "@compilation@"
+oldest_torch = "2.9"
+"""That scripts run with; there is no newest."""
 modules = (
     "import ast", "import bisect", "import contextlib", "import datetime", "import functools",
     "import glob", "import itertools", "import json", "import math", "import os", "import random",
@@ -49,6 +51,7 @@ def render(
         world_size=job.plan.world_size,
         start=start_words(job.spec),
         command=start_command(job.spec),
+        oldest_torch=oldest_torch,
     )
     digest = hashlib.sha256(
         "\0".join([*scripts, *(copies or {}).values()]).encode() + saved
@@ -61,7 +64,7 @@ def render(
     files.append(File("plan.txt", str(make_plan_page(job))))
     files += [File(name, text) for name, text in (copies or {}).items()]
     files += [File("weights.safetensors", saved)] if saved else []
-    written = manifest(job, digest, [file.path for file in files])
+    written = manifest(job, digest, files)
     return (*files, File("manifest.json", json.dumps(written, indent=2) + "\n"))
 
 
@@ -114,16 +117,17 @@ def reads(line: str, body: str) -> bool:
     return bool(re.search(rf"""(?<![\w."']){name}\.""", body))
 
 
-def manifest(job: Job, digest: str, paths: list[str]) -> dict[str, object]:
-    """What the folder was compiled from."""
+def manifest(job: Job, compilation: str, files: Iterable[File]) -> dict[str, object]:
+    """What the folder was compiled from, and what was written."""
     return {
         "ppc": job.version,
+        "compilation": compilation,
+        "world_size": job.plan.world_size,
         "spec": job.source,
         "spec_sha256": job.spec_digest,
         "model": job.spec.model.factory.target.partition(":")[0],
-        "model_sha256": job.model_digest,
-        "compilation": digest,
-        "world_size": job.plan.world_size,
+        "sources": dict(job.sources),
+        "versions": dict(job.versions),
         "inputs": {i.name: str(i.meta) for i in job.graph.inputs},
-        "files": [*paths, "manifest.json"],
+        "files": {file.path: file.sha256 for file in files},
     }

@@ -50,7 +50,7 @@ script = frozenset(
      "Reducer", "reducer", "REPLICA", "REPLICAS", "BUCKET_BYTES", "members", "weigh", "weight_of",
      "statistics_kept", "recompute", "path", "after_step",
      "NormalizeTogether", "SyncBatchNorm1d", "SyncBatchNorm2d", "SyncBatchNorm3d", "sum_replicas",
-     "norm_groups")
+     "norm_groups", "compiled_for", "array", "kind", "shape", "dtype")
 )  # fmt: skip
 """What a script means otherwise than a class of the user's."""
 

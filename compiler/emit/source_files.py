@@ -1,6 +1,6 @@
 """Data that lies in files: bytes of text, tokens, arrays. Readers need torch alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..ir.graph import Input
 from ..ir.spec import Arrays, Text, Tokens
@@ -8,7 +8,7 @@ from ..ir.unit import Unit
 from .expression import quote
 from .layout import wrap
 from .scope import clean_outside
-from .source import Parts, is_absolute, of_samples, place, whole_inputs
+from .source import Parts, dtype_text, is_absolute, of_samples, place, shape_text, whole_inputs
 
 
 def find_lines(paths: Sequence[str]) -> tuple[list[str], str]:
@@ -126,7 +126,7 @@ def view_arrays(data: Arrays, unit: Unit, paths: Sequence[str]) -> Parts:
     if counted:
         count = f"len(arrays[{quote(counted[0])}])"
     return Parts(
-        opened=(*start, *wrap(f"SAMPLES = {count}", 0)),
+        opened=(*start, *fit_lines(unit), *wrap(f"SAMPLES = {count}", 0)),
         ready=(),
         read=tuple(take(i, "[samples]") for i in of_samples(unit)),
         whole=tuple(take(i) for i in whole_inputs(unit)),
@@ -148,3 +148,28 @@ def count_any(whole: Sequence[str]) -> str:
         return "len(next(iter(arrays.values())))"
     names = f"({', '.join(map(quote, whole))}{',' * (len(whole) == 1)})"
     return f"next((len(a) for name, a in arrays.items() if name not in {names}), 1)"
+
+
+fit = """for field, found, shape, dtype in compiled_for:
+    array = arrays[field]
+    kind = torch.get_default_dtype() if array.is_floating_point() else array.dtype
+    if (found, kind) != (shape, dtype):
+        found = f"{array.dtype}{[*found]}, not {dtype}{[*shape]}"
+        raise SystemExit(f"{HERE}: {field} of a sample is {found}, which this was compiled for")
+"""
+
+
+def fit_lines(unit: Unit) -> Iterator[str]:
+    """Whether the arrays have the shapes and dtypes that they had when they were compiled for."""
+    if not unit.inputs:
+        return
+    fields = [
+        f"({field}, arrays[{field}].shape, {shape_text(i.meta.shape)}, {dtype_text(i.meta)})"
+        if i.whole
+        else f"({field}, arrays[{field}].shape[1:], {shape_text(i.meta.shape[1:])}, "
+        f"{dtype_text(i.meta)})"
+        for i in unit.inputs
+        for field in [quote(i.field)]
+    ]
+    yield from wrap(f"compiled_for = [{', '.join(fields)}]", 0)
+    yield from fit.splitlines()

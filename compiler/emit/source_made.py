@@ -49,11 +49,14 @@ def draw_lines(taken: Input, form: RandomField) -> list[str]:
 
 
 as_field = '''def as_field(name, value, shape, dtype):
-    """A field of a sample, which has the shape that the model is made for."""
-    tensor = torch.as_tensor(value).to(dtype)
+    """A field of a sample, which has the shape and dtype that the model was compiled for."""
+    tensor = torch.as_tensor(value)
     if tensor.shape != shape:
         raise ValueError(f"{name} has the shape {[*tensor.shape]}, not {[*shape]}")
-    return tensor
+    floats = tensor.is_floating_point() and dtype.is_floating_point  # one for another will do
+    if not floats and torch.promote_types(tensor.dtype, dtype) != dtype:
+        raise ValueError(f"{name} has the dtype {tensor.dtype}, not {dtype}")
+    return tensor.to(dtype)
 '''
 fill_up = '''def fill_up(name, value, filler):
     """A field of a sample, with what it lacks of {length} after its end."""

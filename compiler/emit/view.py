@@ -6,6 +6,7 @@ Arithmetic, naming and joining happen here; a template shows what it gets.
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from ..errors import visible
 from ..ir.graph import Graph, TensorMeta
 from ..ir.norms import counting_norms
 from ..ir.program import Log, Loop, Program
@@ -150,7 +151,7 @@ def view_init(job: Job, unit: Unit) -> dict[str, object]:
 def view_class(form: Class, job: Job, unit: Unit) -> dict[str, object]:
     """A class, its lines indented and wrapped."""
     is_stage = form.name == "Stage"
-    comment = f"  # {form.where}" if form.where else ""
+    comment = f"  # {visible(form.where)}" if form.where else ""
     if is_stage:
         comment = f"  # the part of {job.graph.model} on this rank; names as in the whole model"
     return {

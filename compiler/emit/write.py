@@ -1,5 +1,6 @@
-"""Files -> disk: all of them or none, and never over files that ppc did not write."""
+"""Files -> disk: all of them or none, and never over what ppc did not write."""
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -19,11 +20,11 @@ def write(files: Sequence[File], folder: Path) -> Path | None:
     """Write a compilation to a folder; where what runs of another one left there went, if any did.
 
     The files are written beside the folder first and moved into place together; an older
-    compilation there is replaced, files that no compilation wrote are a reason to refuse. Raises
-    OutputError.
+    compilation there is replaced; files that no compilation wrote, or that somebody has changed
+    since, are a reason to refuse. Raises OutputError.
     """
     folder = folder.resolve() if folder.is_dir() else folder
-    refuse_foreign(folder)
+    refuse_foreign(folder, files)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
@@ -42,7 +43,7 @@ def fill(files: Sequence[File], folder: Path) -> None:
     for file in files:
         path = folder / file.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(file.text if isinstance(file.text, bytes) else file.text.encode())
+        path.write_bytes(file.content)
 
 
 def swap(folder: Path, work: Path) -> Path | None:
@@ -76,31 +77,56 @@ def keep_outputs(old: Path, folder: Path) -> Path | None:
     return kept if kept != folder else None
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raises OutputError for a folder that is none, or that holds files of others."""
+def refuse_foreign(folder: Path, files: Sequence[File]) -> None:
+    """Raises OutputError for a folder that is none, or that holds files or changes of others."""
+    elsewhere = "give another folder: -o FOLDER"
     if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is no folder", hint="give another folder: -o FOLDER")
-    strangers = sorted(foreign(folder))
-    if strangers:
-        more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
-        raise OutputError(
-            f"{folder} holds files that ppc did not write: {', '.join(strangers[:3])}{more}",
-            hint="give another folder: -o FOLDER",
-        )
+        raise OutputError(f"{folder} is no folder", hint=elsewhere)
+    if strangers := sorted(foreign(folder)):
+        message = f"{folder} holds files that ppc did not write: {some_of(strangers)}"
+        raise OutputError(message, hint=elsewhere)
+    if changed := sorted(edited(folder, files)):
+        message = f"{folder} holds files that were changed since ppc wrote them: "
+        hint = f"{elsewhere}; or move or delete them first"
+        raise OutputError(f"{message}{some_of(changed)}", hint=hint)
+
+
+def some_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def foreign(folder: Path) -> Iterator[str]:
     """Names in a folder that neither a compilation nor a run of its scripts wrote."""
     if not folder.exists():
         return
-    known = manifest(folder).get("files")
-    ours = set(known) if isinstance(known, list) else set()
+    ours = {"manifest.json", *files} if (files := written(folder)) else set()
     for path in folder.rglob("*"):
         place = path.relative_to(folder)
         by_run = place.name.startswith(run_outputs) and len(place.parts) == 1
         kept = by_run or place.parts[0] == earlier or "__pycache__" in place.parts
         if not path.is_dir() and not kept and place.as_posix() not in ours:
             yield place.as_posix()
+
+
+def edited(folder: Path, files: Sequence[File]) -> Iterator[str]:
+    """Files that a compilation wrote, and that are neither as it did nor as they will be now."""
+    new = {file.path: file.sha256 for file in files}
+    for name, digest in written(folder).items():
+        path = folder / name
+        if digest and path.is_file():
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            if found not in (digest, new.get(name)):
+                yield name
+
+
+def written(folder: Path) -> Mapping[str, str]:
+    """The files of the compilation in a folder -> their sha256, by its manifest; "" where that is
+    of a version of ppc that did not note it."""
+    files = manifest(folder).get("files")
+    if isinstance(files, list):
+        return dict.fromkeys(files, "")
+    return files if isinstance(files, dict) else {}
 
 
 def manifest(folder: Path) -> Mapping[str, object]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..ir.spec import Arrays, Dataset, Random, Spec, Tokens, whole_fields
+from .callables import factories
 
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
@@ -64,6 +65,15 @@ def check_whole(spec: Spec) -> Found:
             if feed.field == name and feed.shape is not None:
                 message = f"{name} is whole, and its shape here has a batch dimension"
                 yield f"data.whole[{index}]", message, f"inputs: {{{argument}: {name}}}"
+
+
+def check_arguments(spec: Spec) -> Found:
+    """Scripts spell out what a Dataset is made with."""
+    if isinstance(spec.data, Dataset):
+        for path, target in factories(spec.data.args, "data.args"):
+            message = f"what {target} makes cannot be written into a script"
+            hint = "plain values; the Dataset's own file can call it"
+            yield path, message, hint
 
 
 def check_pad(spec: Spec) -> Found:

@@ -193,7 +193,7 @@ class Builder:
 
     def build_scalar(self, node: ScalarNode, tag: str, path: str) -> Any:
         if tag in text_like:
-            return node.value
+            return self.build_text(node, path)
         if tag not in numbers_and_words:
             return self.refuse_tag(node, tag, path)
         try:
@@ -201,6 +201,16 @@ class Builder:
         except (ValueError, LookupError, YAMLError):
             message = f"{node.value[:40]!r} is no {tag}"
             self.complain(node, path, message, "put it in quotes if it is text")
+
+    def build_text(self, node: ScalarNode, path: str) -> str | None:
+        """The text, two halves of a character joined: JSON escapes one beyond U+FFFF by two."""
+        try:
+            return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            message = f"{ascii(node.value)[:60]} has half a character"
+            hint = "leave it out; the other half is a \\u of its own"
+            self.complain(node, path, message, hint)
+            return None
 
     def refuse_tag(self, node: Node, tag: str, path: str) -> None:
         name = tag if tag.startswith("!") else f"!!{tag}"
@@ -218,6 +228,9 @@ class Builder:
                 self.complain(
                     key_node, path, f"the key {written} is not text", "put the key in quotes"
                 )
+                continue
+            key = self.build_text(key_node, path)
+            if key is None:
                 continue
             place = within(path, key)
             if key in result:

@@ -35,7 +35,7 @@ def load(path: str | Path) -> Spec:
     spelled = spell_names(document.tree)
     first = [complaint.path for complaint in complaints]
     found = validate(prune(spelled, first), document.locations, document.file)
-    complaints += found
+    complaints += [complaint for complaint in found if complaint.path not in first]
     bad = [complaint.path for complaint in complaints]
     tree = prune(spelled, bad)
     lacking = validate(tree, document.locations, document.file)

@@ -27,8 +27,8 @@ from ..ir.spec import Arrays, Dataset, Random, RandomField, Spec, Text, Tokens
 from .capture.build import dtypes
 from .capture.fields import make_dataset
 from .capture.padding import fill_up
+from .capture.undivided import read_attributes
 from .capture.user import users_errors
-from .capture.whole import read_attributes
 from .data_sense import token_files
 
 Sample = Mapping[str, Tensor]

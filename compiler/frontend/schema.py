@@ -40,9 +40,17 @@ def schema() -> dict[str, Any]:
     return result
 
 
+largest = 2**63 - 1
+"""Whole numbers above it fit into no tensor."""
+
+
 def is_integer(_: object, value: object) -> bool:
     """4.0 is no count of layers, though JSON schema says so."""
-    return isinstance(value, int) and is_number(_, value)
+    return isinstance(value, int) and not isinstance(value, bool) and not is_huge(value)
+
+
+def is_huge(value: object) -> bool:
+    return isinstance(value, int) and abs(value) > largest
 
 
 def is_number(_: object, value: object) -> bool:
@@ -54,8 +62,16 @@ def is_number(_: object, value: object) -> bool:
 def validator() -> Validator:
     draft = jsonschema.Draft202012Validator
     types = draft.TYPE_CHECKER.redefine_many({"integer": is_integer, "number": is_number})
-    made: Validator = extend(draft, type_checker=types)(schema())  # type: ignore[no-untyped-call]  # its stub
+    rules = {"pattern": matches}
+    made: Validator = extend(draft, rules, type_checker=types)(schema())  # type: ignore[no-untyped-call]  # its stub
     return made
+
+
+def matches(_: Validator, pattern: str, value: object, __: object) -> Iterator[ValidationError]:
+    """A pattern's `$` is the very end, as in JSON schema: Python's lets a line end follow."""
+    end = r"\Z" if pattern.endswith("$") else ""
+    if isinstance(value, str) and not re.search(pattern.removesuffix("$") + end, value):
+        yield ValidationError(f"{value!r} does not match {pattern!r}")
 
 
 def validate(tree: Any, locations: Mapping[str, Location], file: str) -> list[Complaint]:
@@ -76,7 +92,7 @@ def explain(error: ValidationError) -> Iterator[tuple[str, str, str]]:
     value: Any = error.instance
     rule, wanted = str(error.validator), rules[error.validator]
     if "propertyNames" in error.schema_path:
-        message = f"{path} has the key {show(value)}, not {rules['title']}"
+        message = f"{path} has the key {value!a}, not {rules['title']}"
         yield within(path, value), message, "letters, digits and _, no digit first"
     elif rule == "additionalProperties":
         for key in sorted(value.keys() - rules["properties"].keys()):
@@ -93,7 +109,7 @@ def explain(error: ValidationError) -> Iterator[tuple[str, str, str]]:
     elif rule == "uniqueItems":
         twice = next(item for i, item in enumerate(value) if item in value[:i])
         yield path, f"{path} names {show(twice)} twice", "name it once"
-    else:
+    elif rule not in limits or not is_huge(value):  # of such its type says so
         shown = {**rules, "examples": examples_along(error.absolute_schema_path)}
         yield path, *explain_value(path, rule, wanted, value, shown)
 
@@ -119,17 +135,29 @@ def explain_value(
         return message, "name: adamw, or another class of torch.optim"
     if later:
         return f"{path} {show(value)} is not supported yet", later
-    example = flow(rules["examples"][0])
+    examples = rules["examples"] or [expectation(rule, wanted, rules)]
+    example = flow(examples[0])
     hint = f"such as {example}" if name.endswith("]") else f"such as {name}: {example}"
     if rule in limits:
         return f"{path} is {show(value)}; {limits[rule](wanted)}", hint
+    if rule == "type" and is_huge(value):
+        return f"{path} is {show(value)}; it must be below 2**63", hint
+    if rule == "type" and wanted == "boolean" and isinstance(value, str) and value in spelled:
+        hint = f"{name}: {spelled[value]}; in YAML 1.2 {value} is text"
     expected = expectation(rule, wanted, rules)
     words = [str(word) for word in rules.get("enum", ())]
     close = difflib.get_close_matches(str(value), words, n=1)
     hint = f"did you mean {close[0]}?" if close else hint
     if value is None:
         return f"{path} is empty; it takes {expected}", hint
-    return f"{path} is {show(value)}, not {expected}", hint
+    shown = show_name(value) if path == "name" and isinstance(value, str) else show(value)
+    return f"{path} is {shown}, not {expected}", hint
+
+
+spelled: Mapping[str, str] = MappingProxyType(
+    {"no": "false", "off": "false", "yes": "true", "on": "true"}
+)
+"""What YAML 1.1 took for true and false."""
 
 
 def expectation(rule: str, wanted: Any, rules: Mapping[str, Any]) -> str:
@@ -152,7 +180,9 @@ def unknown_key(path: str, key: str, rules: Mapping[str, Any]) -> tuple[str, str
     subject = f" in {path}{kinds[0] if kinds else ''}" if path else ""
     close = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known)}"
-    return place, f"unknown key {show(key)}{subject}", hint
+    if key == "<<":
+        hint = "YAML 1.2 merges no mappings: write the keys themselves"
+    return place, f"unknown key {key!a}{subject}", hint
 
 
 def examples_along(steps: Iterable[str | int]) -> list[Any]:
@@ -191,7 +221,15 @@ def alternatives(words: Iterable[str]) -> str:
 
 def show(value: object) -> str:
     """A value as a message quotes it."""
-    text = repr(value) if isinstance(value, str) else flow(value)
+    return shorten(repr(value) if isinstance(value, str) else flow(value))
+
+
+def show_name(name: str) -> str:
+    """A name that should be of plain letters: one that only looks like another shows."""
+    return shorten(ascii(name))
+
+
+def shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from ..errors import SpecError
 from ..ir.spec import Arrays, Data, Dataset, Random, RandomField, Spec, Text, Tokens
 from .callables import check_callables
-from .data_sense import check_pad, check_tokens, check_whole
+from .data_sense import check_arguments, check_pad, check_tokens, check_whole
 from .document import Complaint
 from .optimizers import check_optimizer
 from .schema import alternatives, flow, schema
@@ -41,7 +41,7 @@ def touches(path: str, other: str) -> bool:
 
 def check_name(spec: Spec) -> Found:
     pattern = schema()["properties"]["name"]["pattern"]
-    if not re.search(pattern, spec.name):
+    if not re.fullmatch(pattern, spec.name):
         message = f"the file's name, {spec.name!r}, cannot name the output folder"
         yield "name", message, "add a line such as name: quickstart"
 
@@ -71,9 +71,13 @@ def check_microbatches(spec: Spec) -> Found:
     samples, microbatches = spec.train.global_batch, spec.parallel.microbatches
     share = samples // spec.parallel.data
     if microbatches > share:
-        message = f"{microbatches} microbatches need as many samples; global_batch is {samples}"
-        hint = f"microbatches: {share} or global_batch: {microbatches * spec.parallel.data}"
-        yield "parallel.microbatches", message, hint
+        each = f" for each of {spec.parallel.data} replicas" if spec.parallel.data > 1 else ""
+        what = count(microbatches, "microbatch").replace("microbatchs", "microbatches")
+        need = "need" if microbatches > 1 else "needs"
+        message = f"{what}{each} {need} as many samples; global_batch is {samples}"
+        remedies = [f"microbatches: {share}"] if share else []
+        remedies += [f"global_batch: {microbatches * spec.parallel.data}"]
+        yield "parallel.microbatches", message, alternatives(remedies)
 
 
 def check_lr_schedule(spec: Spec) -> Found:
@@ -206,6 +210,8 @@ def check_keywords(spec: Spec) -> Found:
     """Names that Python keeps for itself name no argument and no field."""
     names = {f"model.inputs.{name}": name for name, _ in spec.model.inputs if name}
     names |= {f"model.args.{name}": name for name in spec.model.factory.args}
+    if isinstance(spec.data, Dataset):
+        names |= {f"data.args.{name}": name for name in spec.data.args}
     for path, name in names.items():
         if keyword.iskeyword(name):
             message = f"{name!r} is a word of Python, no argument's name"
@@ -218,7 +224,7 @@ def count(number: int, noun: str) -> str:
 
 checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
     (("name",), check_name),
-    (("model",), check_keywords),
+    (("model", "data.source", "data.args"), check_keywords),
     (
         (
             "model.factory",
@@ -238,6 +244,7 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
     ),
     (("data.source", "data.files"), check_files),
     (("data.source", "data.files", "data.dtype", "data.sequence"), check_tokens),
+    (("data.source", "data.args"), check_arguments),
     (("data.source", "data.fields", "data.pad", "data.length"), check_pad),
     (("model.inputs", "data.source", "data.fields", "data.files", "data.whole"), check_whole),
     (

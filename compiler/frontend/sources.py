@@ -26,11 +26,6 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def model_file(spec: Spec) -> Path:
-    """The file that defines the model's factory, if it lies beside the spec."""
-    return spec.folder / spec.model.factory.target.partition(":")[0]
-
-
 def data_paths(spec: Spec, folder: Path) -> tuple[str, ...]:
     """The data's files as scripts in `folder` find them: relative to it, or absolute as given."""
     data = spec.data
@@ -64,6 +59,9 @@ def copied_modules(spec: Spec, registering: Iterable[str] = ()) -> dict[str, str
     found: dict[str, str] = {}
     for place, field in imported_files(spec, registering):
         for name, text in with_imports(spec.folder / place).items():
+            if is_script(own := name.removesuffix(".py")):
+                message = f"{place} imports a module {own}, whose file would take a script's place"
+                raise SpecError(message, spec.at(field), "give it another name")
             if found.setdefault(name, text) != text:
                 message = f"two files bring a module {name}, {place} one of them"
                 raise SpecError(message, spec.at(field), "give one of them another name")
@@ -118,6 +116,11 @@ def imports(text: str) -> list[str]:
 def module_name(path: Path) -> str:
     """What scripts call a copied module: its own name, unless that is none or means another."""
     name = re.sub(r"\W", "_", path.stem)
-    taken = name in (*sys.stdlib_module_names, "torch", "numpy", "run") or re.match(r"rank\d", name)
+    taken = name in (*sys.stdlib_module_names, "torch", "numpy") or is_script(name)
     own = name.isidentifier() and not keyword.iskeyword(name) and not taken
     return name if own else f"users_{name}"
+
+
+def is_script(name: str) -> bool:
+    """Whether a script that ppc writes has this name."""
+    return name == "run" or re.match(r"rank\d", name) is not None

@@ -1,5 +1,6 @@
 """Report: what the plan should cost, as the simulator and the memory model see it."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,6 +59,14 @@ class File:
 
     path: str
     text: str | bytes
+
+    @property
+    def content(self) -> bytes:
+        return self.text if isinstance(self.text, bytes) else self.text.encode()
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
 
 
 def show_bytes(count: int) -> str:

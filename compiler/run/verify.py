@@ -6,7 +6,6 @@ are asked for, and its scripts run to their end. A folder's scripts run as they 
 after those steps they are stopped, and then there are no saved weights to check.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -35,6 +34,7 @@ from .launch import ForkServer, run_forked, run_torchrun
 from .observe import Recording
 from .reference import Followed, Trace, run_reference
 from .saved import check_saved, read_saved
+from .stale import spec_of
 
 EXACT = 1e-10
 """In float64, the two trainings side by side. Measured on specs/, 3 steps: below 1e-14."""
@@ -193,29 +193,6 @@ def merge(ranks: Sequence[Recording], replicas: int) -> list[Followed]:
         )
         for step in range(count)
     ]
-
-
-def spec_of(folder: Path) -> Path:
-    """The spec that a folder of scripts was compiled from, by its manifest.
-
-    It names the path from where the compiler ran: that is here, or some folder above the scripts.
-    """
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        name, digest = Path(manifest["spec"]), manifest["spec_sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        hint = "ppc compile SPEC writes a folder that has one"
-        raise RunError(f"{folder} has no manifest.json that names its spec", hint=hint) from error
-    found = [name, *(base / name for base in folder.absolute().parents)]
-    found = [path for path in found if path.is_file()]
-    if not found:
-        message = f"{folder} was compiled from {name}, which is not there"
-        raise RunError(message, hint="run ppc verify in the folder that ppc compile ran in")
-    for path in found:
-        if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
-            return path
-    message = f"{found[0]} has changed since {folder} was compiled from it"
-    raise RunError(message, hint=f"ppc compile {found[0]} -o {folder}")
 
 
 def count_forwards(spec: Spec, samples: int, steps: int) -> tuple[int, ...]:

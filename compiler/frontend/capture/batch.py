@@ -66,7 +66,9 @@ class Generaliser:
             first,
             ops=[self.op(x, y) for x, y in zip(first.ops, second.ops, strict=True)],
             values=self.values(first, second),
-            calls={key: self.call(key, c, second.calls[key]) for key, c in first.calls.items()},
+            calls={
+                key: self.call(key, c, second.calls[key], first) for key, c in first.calls.items()
+            },
         )
 
     def compare_constants(self, first: Raw, second: Raw) -> None:
@@ -101,11 +103,11 @@ class Generaliser:
             at_default=x.at_default & y.at_default,
         )
 
-    def call(self, key: CallId, x: RawCall, y: RawCall) -> RawCall:
+    def call(self, key: CallId, x: RawCall, y: RawCall, raw: Raw) -> RawCall:
         def opaque(_: object) -> CaptureError:
-            return CaptureError(
-                f"{key[0] or 'the model'} gets a number that is no multiple of the batch size"
-            )
+            inside = (op for op in raw.ops if op.call == key and op.where)
+            op = next(inside, raw.ops[0])
+            return self.differs(op, f"{key[0] or 'the model'} gets another number")
 
         others = dict(y.arguments)
         arguments = tuple(

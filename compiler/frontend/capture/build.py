@@ -167,6 +167,7 @@ def make_model(spec: Spec) -> nn.Module:
         raise CaptureError(
             f"{spec.model.factory.target} returned {type(model).__name__}, not a torch.nn.Module",
             spec.at("model.factory"),
+            "a function that returns the model, or the model's class",
         )
     for path, module in model.named_modules():
         refuse_unsupported(path or "the model", module, spec.at("model.factory"))

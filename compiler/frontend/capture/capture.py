@@ -12,6 +12,7 @@ from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec, Text, Tokens
 from ..samples import read_samples
+from .alike import refuse_unlike
 from .assemble import assemble, short
 from .backward import try_backwards
 from .batch import Generaliser, batch_sizes, refuse_coupled
@@ -30,8 +31,8 @@ from .sharing import refuse_shared
 from .statements import forget
 from .survey import survey
 from .training import Training, make_training
-from .user import location, model_folder
 from .undivided import refuse_undivided
+from .user import location, model_folder
 from .whole import know, known, stand_in
 
 
@@ -41,6 +42,7 @@ def capture(spec: Spec) -> Graph:
     Raises CaptureError at the user's own line for what cannot be captured.
     """
     forget()
+    refuse_unlike(spec)
     fields = read_fields(spec)
     know(spec, {})
     with numerics(spec):

@@ -170,7 +170,10 @@ class Converter:
             raise CaptureError(
                 f"{'torch.vmap, or its like,' if transform else name} has no form in a script",
                 users_location(node),
-                "operations on the whole batch" if transform else None,
+                "operations on the whole batch"
+                if transform
+                else "operations of torch that compute it: torch.where of both branches for "
+                "torch.cond, a loop over range(n) for a scan",
             )
         if target.namespace not in ("aten", "ppc"):
             module = module_of(target, self.folder, module_path(node), users_location(node))

@@ -35,7 +35,7 @@ from .private import (
     regions_flat,
     running_call,
 )
-from .python_state import refuse_python_state
+from .python_state import code_line, forward_line, refuse_python_state
 from .training import Training
 from .user import call_site, first_line, known_remedy, users_errors, users_line
 
@@ -198,7 +198,14 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
                 continue
             if name in buffers:
                 if (value.shape, value.dtype) != (held[name].shape, held[name].dtype):
-                    raise CaptureError(f"forward gives the buffer {name} another shape or dtype")
+                    owner = model.get_submodule(name.rpartition(".")[0])
+                    raise CaptureError(
+                        f"forward gives the buffer {name} another shape or dtype, "
+                        f"{show(value)} instead of {show(held[name])}",
+                        forward_line(owner),
+                        f"self.{name.rpartition('.')[2]}.copy_(...) keeps both; "
+                        "a value of this call alone needs no buffer",
+                    )
                 with torch.no_grad() if value.requires_grad else nullcontext():
                     held[name].copy_(value)
             elif node := node_name(value):
@@ -210,6 +217,10 @@ def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[Non
     finally:
         for handle in handles:
             handle.remove()
+
+
+def show(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"
 
 
 def make_hooks(
@@ -278,10 +289,14 @@ def refuse_hooks(model: nn.Module) -> Iterator[None]:
         )
 
     for path, module in model.named_modules():
-        hooks = (module._backward_hooks, module._backward_pre_hooks)
-        if any(hooks) or any(p._backward_hooks for p in module.parameters(recurse=False)):
+        owners = (p._backward_hooks for p in module.parameters(recurse=False))
+        held = (module._backward_hooks, module._backward_pre_hooks, *owners)
+        for made in chain.from_iterable(hooks.values() for hooks in held if hooks):
             raise CaptureError(
-                f"capture would lose the hooks on gradients of {path or 'the model'}"
+                f"capture would lose the hooks on gradients of {path or 'the model'}",
+                code_line(made),
+                "leave it out; a loss that has its effect, or lr and weight_decay by groups of "
+                "parameters in the spec",
             )
     with on_tensor_hook(hook):
         yield

@@ -16,8 +16,8 @@ from .arrays import read_arrays
 from .loss import arguments, find_loss
 from .loss_fields import feed_loss
 from .padding import check_padding, fill_up
+from .undivided import read_attributes
 from .user import call, users_errors
-from .whole import read_attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,5 +241,7 @@ def check_binding(
         meta = fields[declared.field]
         if declared.shape is not None and tuple(declared.shape[1:]) != meta.shape:
             raise CaptureError(
-                f"input {name} is declared {declared.shape}, the data gives {meta} a sample", where
+                f"input {name} is declared {declared.shape}, the data gives {meta} a sample",
+                where,
+                "leave shape out: the data tells it",
             )

@@ -25,7 +25,7 @@ def check_padding(spec: Spec, data: Dataset, fields: dict[str, Tensor]) -> None:
         where = spec.at(f"data.pad.{name}")
         if name not in fields:
             message = f"the data has no field {name!r}; it has {', '.join(fields)}"
-            raise CaptureError(message, where)
+            raise CaptureError(message, where, "pad names fields that a sample has")
         tensor = fields[name]
         if tensor.dim() == 0:
             message = f"a sample's {name} is one number, with no length to fill up"

@@ -194,14 +194,14 @@ def refuse_change(
     for (path, name), value in after.items():
         if value == before.get((path, name)):
             continue
-        where, owner = None, path.removeprefix("file ")
+        module, owner = training.model, path.removeprefix("file ")
         if not path.startswith("file "):
             module = training.model.get_submodule(path)
-            where, owner = forward_line(module), path or type(module).__name__
+            owner = path or type(module).__name__
         raise CaptureError(
             f"forward changes {name} of {owner}, a Python value: the script would compute in every "
             "step with the one it has here",
-            where,
+            forward_line(module) or training.where,
             f'a buffer is kept: self.register_buffer("{name}", torch.tensor(0)), and torch.where '
             "for an `if`; what draws it belongs to torch: torch.rand(())",
         )
@@ -209,8 +209,12 @@ def refuse_change(
 
 def forward_line(module: nn.Module) -> Location | None:
     """Where the user's forward begins."""
-    forward = inspect.unwrap(type(module).forward)
-    code = getattr(forward, "__code__", None)
+    return code_line(inspect.unwrap(type(module).forward))
+
+
+def code_line(function: object) -> Location | None:
+    """Where a function of the user's begins."""
+    code = getattr(function, "__code__", None)
     if code is None or not is_users(code.co_filename):
         return None
     return place(code.co_filename, code.co_firstlineno)

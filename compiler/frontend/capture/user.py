@@ -110,9 +110,11 @@ def call(factory: Factory, folder: Path, where: Location | None) -> object:
     with beside(factory.target, folder):
         function = resolve(factory.target, folder, where)
         if not callable(function):
-            raise CaptureError(f"{factory.target} is not callable", where)
+            hint = "a function or a class, which is called with the spec's arguments"
+            raise CaptureError(f"{factory.target} is not callable", where, hint)
         arguments = {name: argument(value, folder, where) for name, value in factory.args.items()}
-        with users_errors(where, f"{factory.target} failed"):
+        hint = "the spec's args are its keyword arguments"
+        with users_errors(where, f"{factory.target} failed", hint):
             return function(**arguments)
 
 
@@ -133,16 +135,18 @@ def argument(value: Value, folder: Path, where: Location | None) -> object:
 
 
 @contextmanager
-def users_errors(where: Location | None, what: str) -> Iterator[None]:
-    """Turn any exception into a CaptureError at the user's own line, or at `where` without one."""
+def users_errors(where: Location | None, what: str, hint: str | None = None) -> Iterator[None]:
+    """Turn any exception into a CaptureError at the user's own line, or at `where` without one,
+    with the hint if no better one is known."""
     try:
         yield
     except PpcError:
         raise
     except (Exception, SystemExit) as error:
-        place = users_line(error) or where
+        place = users_line(error)
         text = f"{what}: {type(error).__name__}: {first_line(error)}"
-        raise CaptureError(text, place, known_remedy(error)) from error
+        remedy = known_remedy(error) or (None if place else hint)
+        raise CaptureError(text, place or where, remedy) from error
 
 
 def known_remedy(error: BaseException) -> str | None:

@@ -49,7 +49,8 @@ def find_function(spec: Spec) -> Callable[..., object]:
     where = spec.at("model.weight")
     function = resolve(spec.model.weight.kind, spec.folder, where)
     if not callable(function):
-        raise CaptureError(f"{spec.model.weight.kind} is not callable", where)
+        hint = "a function of the data's fields that gives a microbatch's weight"
+        raise CaptureError(f"{spec.model.weight.kind} is not callable", where, hint)
     return function
 
 
