@@ -70,7 +70,7 @@ def build_model(tree: Tree) -> Model:
         factory=Factory(target=tree["factory"], args=build_arguments(tree.get("args", {}))),
         inputs=tuple((name, build_input(name, feed)) for name, feed in named),
         weight=build_weight(tree.get("weight", {})),
-        **pick(tree, "loss"),
+        **pick(tree, "loss", "coupled"),
     )
 
 

@@ -248,6 +248,9 @@ class Graph:
     registered: Mapping[str, str] = field(default_factory=dict)
     """Operations of the user's own, `bench.sleep.default` -> the module beside the model's that
     registers them."""
+    coupled: str = ""
+    """The user's line, `clip.py:58`, that looks at several samples of a microbatch, where the spec
+    accepts it; "" where none does, and where a step is one microbatch."""
     layers: tuple[Layer, ...] = ()
     recompute: tuple[str, ...] = ()
     """Paths of modules that keep only what they are given: their calls run again in the backward.

@@ -86,6 +86,9 @@ class Model:
     fields that feed no input: a name in torch.nn.functional, `file.py:callable` or
     `package.module:callable`."""
     weight: Weight = Weight()
+    coupled: Literal["refuse", "accept"] = "refuse"
+    """What becomes of a model that looks at several samples at once: `accept` has each microbatch
+    be a batch of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

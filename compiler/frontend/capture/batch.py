@@ -21,22 +21,6 @@ def batch_sizes(fields: Mapping[str, TensorMeta]) -> tuple[int, int]:
     return next(primes), next(primes)
 
 
-def refuse_coupled(raw: Raw) -> None:
-    """Refuse a model that computes with pairs of samples: microbatches have other pairs.
-
-    Raises CaptureError at the user's line.
-    """
-    for op in raw.ops:
-        for name in filter(None, op.outputs):
-            if sum(isinstance(size, Dim) for size in raw.values[name].shape) > 1:
-                raise CaptureError(
-                    f"{raw.values[name]} pairs the samples of a microbatch with each other, so "
-                    "several microbatches do not add up to their global batch",
-                    location(op.where),
-                    "parallel: {microbatches: 1}",
-                )
-
-
 def becomes(x: Op, y: Op) -> str:
     """How two ops differ."""
     if x.target != y.target:

@@ -9,12 +9,13 @@ from torch import nn
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
 from ...ir.spec import Spec
-from .assemble import assemble
-from .batch import Generaliser, batch_sizes, refuse_coupled
+from .assemble import assemble, short
+from .batch import Generaliser, batch_sizes
 from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, numerics, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter
+from .coupled import find_coupling, refuse_coupled
 from .export import export
 from .fields import bind, read_fields
 from .private import is_fake, storage_address
@@ -48,14 +49,26 @@ def capture(spec: Spec) -> Graph:
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
-            if spec.parallel.microbatches * spec.parallel.data > 1:
-                refuse_coupled(raw)
+            coupled = accept_coupling(spec, raw)
             graph = assemble(spec, raw, built, training, sizes, told)
+            graph = replace(graph, coupled=coupled)
     graph = replace(graph, registered=raw.registered)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)
     return graph
+
+
+def accept_coupling(spec: Spec, raw: Raw) -> str:
+    """The user's line that looks at several samples of a microbatch, "" for none.
+
+    Raises CaptureError there, unless the spec accepts it, or has but one microbatch a step.
+    """
+    several = spec.parallel.microbatches * spec.parallel.data > 1
+    coupling = find_coupling(spec, raw) if several else None
+    if coupling and spec.model.coupled == "refuse":
+        refuse_coupled(spec, coupling)
+    return short(coupling.where, spec.folder) if coupling else ""
 
 
 def refuse_untrained(spec: Spec, graph: Graph) -> None:
