@@ -39,7 +39,8 @@ def numbers(*shape: int) -> dict[str, object]:
 
 TOKENS = {"input_ids": ids(16), "labels": ids(16)}
 IMAGES = {"pixel_values": numbers(3, 16, 16), "labels": ids(high=8)}
-SMALL = {"width": 32, "vocab": 64, "context": 16}
+DEEP = {"layers": 3}
+SMALL = DEEP | {"width": 32, "vocab": 64, "context": 16}
 DROPOUT = {"dropout": 0.1}
 CASES = {
     "gpt2": Case("hf:build_gpt2", SMALL, TOKENS, dropout=DROPOUT),
@@ -50,10 +51,10 @@ CASES = {
     "t5": Case(
         "hf_language:build_t5", {}, {"input_ids": ids(12), "labels": ids(8)}, dropout=DROPOUT
     ),
-    "vit": Case("hf_perception:build_vit", {}, IMAGES, dropout=DROPOUT),
+    "vit": Case("hf_perception:build_vit", DEEP, IMAGES, dropout=DROPOUT),
     "resnet": Case(
         "hf_perception:build_resnet",
-        {},
+        {"widths": [8, 16, 32], "depths": [1, 2, 2]},
         {"pixel_values": numbers(3, 32, 32), "labels": ids(high=8)},
     ),
     "clip": Case(
@@ -70,9 +71,9 @@ CASES = {
         {"input_features": numbers(8, 32), "labels": ids(8)},
         dropout=DROPOUT,
     ),
-    "mamba": Case("hf_language:build_mamba", {"residual_in_fp32": False}, TOKENS),
+    "mamba": Case("hf_language:build_mamba", DEEP | {"residual_in_fp32": False}, TOKENS),
     "dinov2": Case(
-        "hf_perception:build_dinov2", {}, IMAGES, dropout={"dropout": 0.1, "drop_path": 0.1}
+        "hf_perception:build_dinov2", DEEP, IMAGES, dropout=DROPOUT | {"drop_path": 0.1}
     ),
 }
 

@@ -1,5 +1,6 @@
 """One forward, whole: arguments, statements, loops over equal modules, the return."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -215,16 +216,20 @@ class FunctionWriter:
 
     def begin(self, roll: Roll, carried: Carried, start: int) -> Iterator[Line]:
         """A name for what goes from round to round: the first value's own, if nothing else reads
-        that later."""
+        that later. The value that a round makes takes it over where it can."""
         first, name = carried.first, self.scope[carried.first]
         wanted = self.calls.tree.inside.get(carried.made, name)
-        read = max(i for i, item in enumerate(roll.body, start) if first in item.reads)
-        if wanted == name and self.scope.last_use[first] <= read:
-            return
-        copy = f"{first} in rounds"
-        self.scope.last_use[copy] = self.writer.last_use[copy] = read
-        self.scope.names[first] = self.scope.bind(copy, wanted, start - 1)
-        yield Line(f"{self.scope[first]} = {name}")
+        body = list(enumerate(roll.body, start))
+        read = max(at for at, item in body if first in item.reads)
+        made = next(at for at, item in body if carried.made in item.makes)
+        held = f"{first} in rounds"
+        self.scope.last_use[held] = self.writer.last_use[held] = max(read, made)
+        if self.scope.last_use[first] > read or not re.fullmatch(rf"{wanted}(_\d+)?", name):
+            yield Line(f"{self.scope.bind(held, wanted, start - 1)} = {name}")
+        else:
+            self.scope.names[held], self.scope.bound[name] = name, held
+        self.scope.names[first] = self.scope[held]
+        self.writer.fixed = {**self.writer.fixed, carried.made: self.scope[held]}
 
     def loop_variable(self, first: Item, carried: str, made: str, position: int) -> str:
         """The name that holds what goes from element to element: the user's, if it assigned one."""
