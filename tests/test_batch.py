@@ -65,12 +65,23 @@ def test_numbers_that_are_the_batch(tmp_path):
     assert [op.args[1] for op in graph.ops if op.target[5:8] in ("mul", "div")] == [Dim(), Dim(2)]
 
 
+def test_floats_that_are_the_batch(tmp_path):
+    """As a library counts rows: `total = 0.0; total += x.shape[0]`."""
+    graph = graph_of(tmp_path, "return self.b(self.a(x)) / (0.0 + 2 * len(x))")
+    assert [op.args[1] for op in graph.ops if op.target.startswith("aten.div")] == [Dim(2)]
+
+
 different = {
     "a size": (
         "return self.b(torch.cat([self.a(x), self.a(x)[:1]]))[:-1]",
         "f32[4, 8] becomes f32[8, 8], whose size is no multiple of the batch",
     ),
     "a number": ("return self.b(self.a(x)) / (len(x) + 1)", "aten.div.Tensor gets other arguments"),
+    "a float": ("return self.b(self.a(x)) * (1 / len(x))", "aten.mul.Tensor gets other arguments"),
+    "a float beside whole numbers": (
+        "return self.b(self.a(x)) + (x > 0).sum() * float(len(x))",
+        "aten.mul.Tensor gets other arguments",
+    ),
     "a branch": ("return self.b(self.a(x) if len(x) < 4 else -self.a(x))", " becomes "),
     "a loop": (
         "return self.b(sum(self.a(r)[None] for r in x) + 0 * x[:, :1])",

@@ -39,7 +39,9 @@ grid = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "args", "stages"), grid, ids=[f"{n}-{'drop' if a else 'plain'}-{s}" for n, a, s in grid]
+    ("name", "args", "stages"),
+    grid,
+    ids=[f"{n}-{'drop' if a else 'plain'}-{s}" for n, a, s in grid],
 )
 def test_every_model(tmp_path, fork_server, name, args, stages):
     check(tmp_path, fork_server, name, args, stages)

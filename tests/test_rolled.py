@@ -174,14 +174,14 @@ def test_it_is_a_loop(tmp_path, name):
 
 
 def test_a_few_rounds_stay_as_they_are(tmp_path):
-    lines = emitted(tmp_path, loops["only the last"].replace("range(5)", "range(3)"), INIT).forward()
+    lines = emitted(
+        tmp_path, loops["only the last"].replace("range(5)", "range(3)"), INIT
+    ).forward()
     assert not any("for " in line for line in lines)
 
 
 def test_a_rank_trains_with_it(tmp_path, fork_server):
-    spec = spec_of(
-        tmp_path, scan, parallel={"pipeline": 2}, cluster={"devices_per_node": 2}
-    )
+    spec = spec_of(tmp_path, scan, parallel={"pipeline": 2}, cluster={"devices_per_node": 2})
     prove(spec, fork_server)
 
 

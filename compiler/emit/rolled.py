@@ -9,17 +9,16 @@ order.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 
-from ..ir.graph import Arg, Items, Op, Ref
+from ..ir.graph import Arg, Ref
+from .rounds import leaves, progression, skeleton, with_leaves
 from .tree import Item
 
 fewest = 4
 """Rounds from which on a loop is shorter and clearer."""
 widest = 8
 """How often the first operation of a body may stand in it."""
-indexing = ("aten.select.int", "aten.slice.Tensor", "aten.narrow.default")
 joining = ("aten.stack.default", "aten.cat.default")
 
 
@@ -101,6 +100,20 @@ def with_list(item: Item, name: str) -> Item:
     return replace(item, ops=(op,), reads=(name,))
 
 
+@dataclass
+class Links:
+    """What is known of some rounds so far."""
+
+    start: int
+    period: int
+    count: int
+    carried: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(place in a round, output) of what the next round is given -> what the first one is."""
+    constant: set[str] = field(default_factory=set)
+    """Values that every round reads."""
+    numbers: dict[str, str] = field(default_factory=dict)
+
+
 class Finder:
     """Looks for rolls in the items of one function."""
 
@@ -142,56 +155,57 @@ class Finder:
 
     def check(self, start: int, period: int, count: int) -> Roll | None:
         """The roll of so many rounds, if the values go as in a loop."""
-        rounds = [
-            self.items[start + k * period : start + (k + 1) * period] for k in range(count)
-        ]
-        carried: dict[tuple[int, int], str] = {}
-        constant: set[str] = set()
-        numbers: dict[str, str] = {}
-        body: list[Item] = []
-        for number, same in enumerate(zip(*rounds, strict=True)):
-            changed: dict[int, Arg] = {}
-            for leaf, column in enumerate(zip(*map(leaves, same), strict=True)):
-                if len(set(map(repr, column))) == 1:
-                    if self.is_inside(column[0], start, period * count):
-                        return None
-                    constant.update([column[0].name] if isinstance(column[0], Ref) else [])
-                    continue
-                index = progression(same[0], column)
-                if index:
-                    changed[leaf] = Ref(index)
-                    numbers[index] = index
-                    continue
-                source = self.source(column, start, period)
-                if source is None:
-                    return None
-                place, lag = source
-                if lag and carried.setdefault(place, str(column[0])) != str(column[0]):
-                    return None
-            body.append(with_leaves(same[0], changed))
-        collected = self.collect(rounds, start)
-        read = {leaf for leaf in constant if leaf in carried.values()}
-        if collected is None or read or len(set(carried.values())) < len(carried):
+        rounds = [self.items[start + k * period : start + (k + 1) * period] for k in range(count)]
+        known = Links(start, period, count)
+        body = [item for same in zip(*rounds, strict=True) for item in self.follow(same, known)]
+        collected, firsts = self.collect(rounds, start), set(known.carried.values())
+        if (
+            len(body) < period
+            or collected is None
+            or firsts & known.constant
+            or len(firsts) < len(known.carried)
+        ):
             return None
         first, last = rounds[0], rounds[-1]
+        pairs = [
+            pair
+            for one, other in zip(first, last, strict=True)
+            for pair in zip(one.makes, other.makes, strict=True)
+        ]
         return Roll(
             items=tuple(item for each in rounds for item in each),
             body=tuple(body),
-            carried=tuple(Carried(v, first[i].makes[o]) for (i, o), v in carried.items()),
+            carried=tuple(Carried(v, first[i].makes[o]) for (i, o), v in known.carried.items()),
             collected=tuple(collected),
-            last={
-                a: b
-                for one, other in zip(first, last, strict=True)
-                for a, b in zip(one.makes, other.makes, strict=True)
-                if a
-            },
-            numbers=numbers,
+            last={made: later for made, later in pairs if made},
+            numbers=known.numbers,
         )
 
-    def is_inside(self, leaf: Arg, start: int, length: int) -> bool:
+    def follow(self, same: Sequence[Item], known: Links) -> Iterator[Item]:
+        """The first of items that stand at one place of all rounds, its indices in terms of the
+        loop's variable; nothing if they are no rounds of a loop."""
+        changed: dict[int, Arg] = {}
+        for leaf, column in enumerate(zip(*map(leaves, same), strict=True)):
+            if len(set(map(repr, column))) == 1:
+                if self.is_inside(column[0], known):
+                    return
+                known.constant.update([column[0].name] if isinstance(column[0], Ref) else [])
+            elif index := progression(same[0], column):
+                changed[leaf], known.numbers[index] = Ref(index), index
+            else:
+                source = self.source(column, known.start, known.period)
+                if source is None:
+                    return
+                place, lag = source
+                first = str(column[0])
+                if lag and known.carried.setdefault(place, first) != first:
+                    return
+        yield with_leaves(same[0], changed)
+
+    def is_inside(self, leaf: Arg, known: Links) -> bool:
         """Whether all rounds read what one of them made."""
         made = self.made.get(leaf.name) if isinstance(leaf, Ref) else None
-        return made is not None and start <= made[0] < start + length
+        return made is not None and 0 <= made[0] - known.start < known.period * known.count
 
     def source(
         self, column: Sequence[Arg], start: int, period: int
@@ -207,7 +221,7 @@ class Finder:
             found.add((((at - start) % period, output), back))
         if len(found) != 1:
             return None
-        (place, lag), = found
+        ((place, lag),) = found
         first = self.made.get(refs[0])
         if lag == 0:
             expected = (start + place[0], place[1])
@@ -236,9 +250,7 @@ class Finder:
                     found.append(Collected(name, before, values[0]))
         return found
 
-    def joined_before(
-        self, at: int, values: Sequence[str], start: int
-    ) -> tuple[str, ...] | None:
+    def joined_before(self, at: int, values: Sequence[str], start: int) -> tuple[str, ...] | None:
         """What an item joins these values to: values that are there before the loop."""
         item = self.items[at]
         if item.call or item.op.target not in joining or not isinstance(item.op.args[0], tuple):
@@ -248,61 +260,3 @@ class Finder:
         there = all(self.made.get(name, (-1, 0))[0] < start for name in before)
         whole = len(names) == len(item.op.args[0]) and names[len(before) :] == list(values)
         return before if there and whole else None
-
-
-def skeleton(item: Item) -> object:
-    """What bodies must have in common, place by place."""
-    shown = tuple(
-        "value" if isinstance(leaf, Ref) else "index" if is_index(item, leaf) else repr(leaf)
-        for leaf in leaves(item)
-    )
-    what: object = item.call.path if item.call else item.op.target
-    where = [op.where for op in item.ops] if item.call is None else []
-    return what, tuple(where), shown, tuple(map(bool, item.makes)), item.grad
-
-
-def is_index(item: Item, leaf: Arg) -> bool:
-    return type(leaf) is int and item.call is None and item.op.target in indexing
-
-
-def progression(item: Item, column: Sequence[Arg]) -> str:
-    """The text of an index that grows by one from round to round, in terms of `i`; "" else."""
-    numbers = [leaf for leaf in column if is_index(item, leaf) and isinstance(leaf, int)]
-    if len(numbers) != len(column) or {b - a for a, b in pairwise(numbers)} != {1}:
-        return ""
-    return f"i + {numbers[0]}" if numbers[0] > 0 else "i" if numbers[0] == 0 else ""
-
-
-def leaves(item: Item) -> list[Arg]:
-    """The arguments of an item, nested ones too, in order."""
-    if item.call is None:
-        return list(flatten((item.op.args, tuple(value for _, value in item.op.kwargs))))
-    given = tuple(value for _, value in item.call.arguments)
-    return [*flatten(given), *map(Ref, item.reads)]
-
-
-def flatten(value: Arg) -> Iterator[Arg]:
-    if isinstance(value, tuple):
-        for part in value:
-            yield from flatten(part)
-    elif isinstance(value, Items):
-        for _, part in value.items:
-            yield from flatten(part)
-    else:
-        yield value
-
-
-def with_leaves(item: Item, changed: Mapping[int, Arg]) -> Item:
-    """An op with other numbers at some places."""
-    if not changed:
-        return item
-    places = iter(range(len(leaves(item))))
-
-    def put(value: Arg) -> Arg:
-        if isinstance(value, tuple):
-            return tuple(map(put, value))
-        return changed.get(next(places), value)
-
-    op: Op = item.op
-    args = tuple(map(put, op.args))
-    return replace(item, ops=(replace(op, args=args),))

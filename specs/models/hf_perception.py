@@ -98,7 +98,9 @@ def build_whisper(layers=2, width=32, heads=4, vocab=64, mels=8, frames=32, cont
     return WhisperForConditionalGeneration(config)
 
 
-def build_dinov2(layers=4, width=32, heads=4, image=16, patch=4, classes=8, dropout=0.0, drop_path=0.0):
+def build_dinov2(
+    layers=4, width=32, heads=4, image=16, patch=4, classes=8, dropout=0.0, drop_path=0.0
+):
     """DINOv2, as a classifier."""
     config = Dinov2Config(
         hidden_size=width,

@@ -26,6 +26,12 @@ from .user import location
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Each kind of device, and each CPU, runs these in a way of its own."""
 
+other_ways = {
+    "flex_attention": "F.scaled_dot_product_attention with a mask; a model of transformers: "
+    "attn_implementation='sdpa' in its config",
+}
+"""What to write instead of operations that hold functions."""
+
 
 class Converter:
     """Walks the traced nodes of one program in order."""
@@ -161,7 +167,7 @@ class Converter:
             raise CaptureError(
                 f"{'torch.vmap, or its like,' if transform else name} has no form in a script",
                 users_location(node),
-                "operations on the whole batch" if transform else None,
+                other_ways.get(name) or ("operations on the whole batch" if transform else None),
             )
         if target.namespace not in ("aten", "ppc"):
             module = module_of(target, self.folder, module_path(node), users_location(node))

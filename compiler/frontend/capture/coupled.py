@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from ...errors import CaptureError
 from ...ir.graph import Arg, Dim, Op, Ref, State, TensorMeta
 from ...ir.spec import Spec
-from .raw import Raw
 from .loss import find_loss
+from .raw import Raw
 from .user import is_users, location
 
 along = frozenset(
@@ -109,9 +109,7 @@ class Flow:
             yield f"{op.target} uses for each sample what was made of all samples of a microbatch"
         self.follow(op, reads, makes, batched=batched)
 
-    def follow(
-        self, op: Op, reads: Sequence[str], makes: Sequence[str], *, batched: bool
-    ) -> None:
+    def follow(self, op: Op, reads: Sequence[str], makes: Sequence[str], *, batched: bool) -> None:
         """Note what an op makes."""
         stateful = any(isinstance(ref, State) for ref in op.operands)
         if stateful or self.learned.intersection(reads):
@@ -126,7 +124,9 @@ class Flow:
                 self.of_all.intersection(reads) or any(map(self.is_batched, reads))
             ):
                 self.of_all.update(makes)
-        if (op.target.startswith("aten.arange") and has_dim(op.args)) or self.by_sample & set(reads):
+        if (op.target.startswith("aten.arange") and has_dim(op.args)) or self.by_sample & set(
+            reads
+        ):
             self.by_sample.update(makes)
 
     def mixes(self, op: Op) -> bool:
