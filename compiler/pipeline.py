@@ -20,6 +20,7 @@ from .check.after import check_after_step
 from .check.capture import check_capture, microbatch_sizes
 from .check.mean import check_mean
 from .check.norms import check_norms, seen_together
+from .check.size import check_size
 from .check.text import check_text
 from .check.update import check_update
 from .emit.boundary import name_boundary
@@ -89,7 +90,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     check_norms(spec, graph, plan)
     check_update(spec, graph, plan)
     check_capture(spec, graph, plan)
-    told = check_mean(spec, graph, seen_together(plan))
+    told = check_mean(spec, graph, seen_together(plan)) + check_size(graph)
     graph = replace(graph, messages=graph.messages + told)
     observe("check", graph)
     units = checked(

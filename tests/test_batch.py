@@ -31,7 +31,8 @@ def test_sizes_are_unlike_those_of_the_data():
 
 
 def test_values(tmp_path):
-    graph = graph_of(tmp_path, "h = self.a(x)\nreturn self.b(h) + h.T.sum()")
+    forward = "h = self.a(x)\nreturn self.b(h) + h.T.sum()"
+    graph = graph_of(tmp_path, forward, model={"coupled": "accept"})
     assert {name: str(meta) for name, meta in graph.values.items()} == {
         "x": "f32[batch, 5]",
         "y": "f32[batch, 1]",
@@ -64,12 +65,23 @@ def test_numbers_that_are_the_batch(tmp_path):
     assert [op.args[1] for op in graph.ops if op.target[5:8] in ("mul", "div")] == [Dim(), Dim(2)]
 
 
+def test_floats_that_are_the_batch(tmp_path):
+    """As a library counts rows: `total = 0.0; total += x.shape[0]`."""
+    graph = graph_of(tmp_path, "return self.b(self.a(x)) / (0.0 + 2 * len(x))")
+    assert [op.args[1] for op in graph.ops if op.target.startswith("aten.div")] == [Dim(2)]
+
+
 different = {
     "a size": (
         "return self.b(torch.cat([self.a(x), self.a(x)[:1]]))[:-1]",
         "f32[4, 8] becomes f32[8, 8], whose size is no multiple of the batch",
     ),
     "a number": ("return self.b(self.a(x)) / (len(x) + 1)", "aten.div.Tensor gets other arguments"),
+    "a float": ("return self.b(self.a(x)) * (1 / len(x))", "aten.mul.Tensor gets other arguments"),
+    "a float beside whole numbers": (
+        "return self.b(self.a(x)) + (x > 0).sum() * float(len(x))",
+        "aten.mul.Tensor gets other arguments",
+    ),
     "a branch": ("return self.b(self.a(x) if len(x) < 4 else -self.a(x))", " becomes "),
     "a loop": (
         "return self.b(sum(self.a(r)[None] for r in x) + 0 * x[:, :1])",
@@ -127,20 +139,6 @@ def test_others_fix_the_size_if_all_microbatches_have_it(tmp_path):
 def test_others_are_refused_if_microbatches_differ_in_size(sections, tmp_path):
     with pytest.raises(CaptureError, match="does not compute the same"):
         graph_of(tmp_path, "return self.b(self.a(x)) / (len(x) + 1)", **sections)
-
-
-coupled = {
-    "all pairs": "h = self.a(x)\nh = h @ h.T @ h\nreturn self.b(h)",
-    "all triples": "h = self.a(x)\nreturn self.b(h) + torch.einsum('ia,ja,ka->ijk', h, h, h).sum()",
-}
-
-
-@pytest.mark.parametrize("forward", coupled.values(), ids=coupled)
-def test_coupled_samples(forward, tmp_path):
-    with pytest.raises(CaptureError, match=r"net.py:1\d: f32\[batch, batch.* pairs the samples"):
-        graph_of(tmp_path, forward)
-    alone = graph_of(tmp_path, forward, parallel={"microbatches": 1})
-    assert any(meta.shape[:2] == (Dim(), Dim()) for meta in alone.values.values())
 
 
 def test_a_size_that_is_the_batch_by_chance(tmp_path):

@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,54 @@ def frozen():
     return model, F.cross_entropy(model(torch.randn(2, 3, 32, 32)), torch.randint(10, (2,)))
 
 
+def flip():
+    module = load("flip")
+    model = module.build()
+    return model, module.loss(model(torch.randn(4, 3, 16, 16), torch.randint(64, (4, 8))))[0]
+
+
+def hf_language(name, **args):
+    model = getattr(load("hf_language"), f"build_{name}")(layers=2, **args)
+    ids = torch.randint(64, (2, 8))
+    return model, model(input_ids=ids, labels=ids).loss
+
+
+def hf_images(name):
+    model = getattr(load("hf_perception"), f"build_{name}")()
+    return model, model(torch.randn(2, 3, 32, 32)[..., :16, :16], labels=torch.arange(2)).loss
+
+
+def clip():
+    module = load("hf_perception")
+    model = module.build_clip()
+    output = model(torch.randint(64, (4, 8)), torch.randn(4, 3, 16, 16))
+    return model, module.clip_loss(output)
+
+
+def whisper():
+    model = load("hf_perception").build_whisper()
+    return model, model(torch.randn(2, 8, 32), labels=torch.randint(64, (2, 8))).loss
+
+
+HF = [
+    *(partial(hf_language, name) for name in ("qwen3", "mixtral", "bert", "t5", "mamba")),
+    *(partial(hf_images, name) for name in ("vit", "dinov2", "resnet")),
+    clip,
+    whisper,
+]
+
+
+@pytest.mark.parametrize("make", HF)
+def test_models_of_transformers_are_small_and_finite(make):
+    """Some hold parameters that no loss reaches, such as a mask's token."""
+    torch.manual_seed(0)
+    model, loss = make()
+    assert sum(p.numel() for p in model.parameters()) < 300_000
+    loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    assert torch.isfinite(loss)
+
+
 def gpt2():
     model = load("hf").build_gpt2(layers=2, width=32, context=16)
     ids = tokens(2, 16)
@@ -77,7 +126,7 @@ def llama():
     return model, model(input_ids=ids, labels=ids).loss
 
 
-@pytest.mark.parametrize("make", [gpt, lstm, resnet, unet3d, dlrm, frozen, gpt2, llama])
+@pytest.mark.parametrize("make", [gpt, lstm, resnet, unet3d, dlrm, frozen, gpt2, llama, flip])
 def test_model_is_small_and_every_trainable_parameter_gets_a_gradient(make):
     torch.manual_seed(0)
     model, loss = make()
@@ -162,9 +211,11 @@ def test_spec_feeds_its_model_and_loss(path):
     if spec.model.loss == "output":
         loss = output.loss
     else:
-        *_, labels = fields.values()
+        fed = {feed.field if feed else name for name, feed in inputs}
         name = spec.model.loss.rpartition(":")[2]
-        loss = getattr(module if ":" in spec.model.loss else F, name)(output, labels)
+        function = getattr(module if ":" in spec.model.loss else F, name)
+        loss = function(output, *(value for field, value in fields.items() if field not in fed))
+        loss = loss[0] if isinstance(loss, tuple) else loss  # beside metrics
     assert loss.shape == ()
     loss.backward()
     assert sum(p.numel() for p in model.parameters()) < 1_000_000

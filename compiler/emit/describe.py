@@ -113,6 +113,11 @@ def sentences(job: Job, program: Program, unit: Unit, data: DataView | None) -> 
         yield sentence(job, program, edge)
     if not unit.has_backward:
         yield "Nothing up to this stage is trained, so its B computes nothing."
+    if job.graph.coupled:
+        yield (
+            f"{job.graph.coupled} couples samples, as the spec accepts: the loss of each "
+            "microbatch is that of its own samples alone."
+        )
     if data and unit.inputs:
         fields = " and ".join(i.field for i in unit.inputs)
         yield f"Data: {data.described}; this stage reads {fields}."

@@ -1,5 +1,6 @@
 """One forward, whole: arguments, statements, loops over equal modules, the return."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +9,8 @@ from itertools import groupby, pairwise
 from ..ir.graph import Dim, Graph
 from .body import Line, Writer
 from .calls import Calls
+from .expression import number
+from .rolled import Carried, Roll, find_rolls
 from .scope import Scope
 from .tree import Item
 
@@ -45,6 +48,15 @@ class Function:
     """The dtype of the torch.autocast in which its caller runs it."""
 
 
+def roll_up(
+    function: Function, seeds: Mapping[str, str]
+) -> tuple[tuple[Item, ...], tuple[Roll, ...]]:
+    """The function's items with what the user's loops became rolled up again."""
+    looped = {id(item) for loop in function.loops for item in loop.items}
+    seeded = {id(i) for i in function.items if any(op.name in seeds for op in i.ops)}
+    return find_rolls(function.items, function.results, frozenset(looped | seeded))
+
+
 class FunctionWriter:
     """Writes a function's argument names and lines."""
 
@@ -57,10 +69,16 @@ class FunctionWriter:
         seeds: Mapping[str, str],
         fixed: Mapping[str, str],
     ) -> None:
-        self.graph, self.function, self.calls = graph, function, calls
-        self.positions = {id(item): i for i, item in enumerate(function.items)}
-        last: dict[str, float] = {v: i for i, item in enumerate(function.items) for v in item.reads}
+        items, self.rolls = roll_up(function, seeds)
+        self.function = function = replace(function, items=items)
+        self.graph, self.calls = graph, calls
+        self.positions = {id(item): i for i, item in enumerate(items)}
+        last: dict[str, float] = {v: i for i, item in enumerate(items) for v in item.reads}
         last |= dict.fromkeys(function.results, end)
+        for roll in self.rolls:  # what a round adds to a list is read at its end
+            after = self.positions[id(roll.body[-1])] + 1
+            kept = [v for c in roll.collected for v in (*c.before, c.made)]
+            last |= {value: max(after, last.get(value, 0)) for value in kept}
         self.scope = Scope(last)
         self.writer = Writer(
             graph,
@@ -78,6 +96,8 @@ class FunctionWriter:
         ]
         self.uses = Counter(value for item in function.items for value in item.reads)
         self.uses.update(function.results)
+        listed = [c for roll in self.rolls for c in roll.collected]
+        self.uses.update(value for c in listed for value in (*c.before, c.made))
 
     def lines(self) -> list[Line]:
         """The body."""
@@ -117,9 +137,14 @@ class FunctionWriter:
 
     def run(self, items: Sequence[Item]) -> Iterator[Line]:
         """Items statement by statement, and loops."""
-        looped = {id(item): loop for loop in self.function.loops for item in loop.items}
+        looped: dict[int, Loop | Roll] = {
+            id(item): loop for loop in self.function.loops for item in loop.items
+        }
+        looped |= {id(i): r for r in self.rolls for i in (*r.items, *r.body)}
         for loop, run in groupby(items, key=lambda item: looped.get(id(item))):
-            if loop:
+            if isinstance(loop, Roll):
+                yield from self.roll(loop)
+            elif loop:
                 yield from self.loop(loop)
             else:
                 for group in self.statements(list(run)):
@@ -172,6 +197,50 @@ class FunctionWriter:
         else:
             yield Line(f"for {element} in {loop.values}:")
         yield Line(f"{name} = {expr.text}", indent=4)
+
+    def roll(self, roll: Roll) -> Iterator[Line]:
+        """`for i in range(16):`, the user's statements of one round, and what it adds to lists."""
+        start = self.positions[id(roll.body[0])]
+        self.scope.names |= roll.numbers
+        before = {carried.first: self.scope[carried.first] for carried in roll.carried}
+        for carried in roll.carried:
+            yield from self.begin(roll, carried, start)
+        lists = {}
+        for listed in roll.collected:
+            wanted = f"{self.calls.tree.inside.get(listed.made, 'result')}s"
+            name = lists[listed.made] = self.scope.bind(listed.value, wanted, start - 1)
+            yield Line(f"{name} = [{', '.join(self.scope[value] for value in listed.before)}]")
+        names = {c.made: self.scope[c.first] for c in roll.carried}
+        yield Line(f"for i in range({number(roll.count, 'rounds').text}):")
+        for group in self.statements(roll.body):
+            yield from (replace(line, indent=line.indent + 4) for line in self.statement(group))
+        for made, name in lists.items():
+            yield Line(f"{name}.append({self.scope[made]})", indent=4)
+        for made, name in names.items():
+            if self.scope[made] != name:
+                yield Line(f"{name} = {self.scope[made]}", indent=4)
+        for made, last in roll.last.items():
+            name = names.get(made, self.scope.names.get(made, ""))
+            if name:
+                self.scope.names[last], self.scope.bound[name] = name, last
+        self.scope.names |= before
+
+    def begin(self, roll: Roll, carried: Carried, start: int) -> Iterator[Line]:
+        """A name for what goes from round to round: the first value's own, if nothing else reads
+        that later. The value that a round makes takes it over where it can."""
+        first, name = carried.first, self.scope[carried.first]
+        wanted = self.calls.tree.inside.get(carried.made, name)
+        body = list(enumerate(roll.body, start))
+        read = max(at for at, item in body if first in item.reads)
+        made = next(at for at, item in body if carried.made in item.makes)
+        held = f"{first} in rounds"
+        self.scope.last_use[held] = self.writer.last_use[held] = max(read, made)
+        if self.scope.last_use[first] > read or not re.fullmatch(rf"{wanted}(_\d+)?", name):
+            yield Line(f"{self.scope.bind(held, wanted, start - 1)} = {name}")
+        else:
+            self.scope.names[held], self.scope.bound[name] = name, held
+        self.scope.names[first] = self.scope[held]
+        self.writer.fixed = {**self.writer.fixed, carried.made: self.scope[held]}
 
     def loop_variable(self, first: Item, carried: str, made: str, position: int) -> str:
         """The name that holds what goes from element to element: the user's, if it assigned one."""

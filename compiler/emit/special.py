@@ -19,9 +19,8 @@ def slice_(op: Op, names: Names, values: Mapping[str, TensorMeta]) -> Expr:
     first = "" if start in (None, 0) else spell_arg(start, names, "start").text
     last = "" if stop in (None, end) else spell_arg(stop, names, "end").text
     stride = "" if step in (None, 1) else f":{spell_arg(step, names).text}"
-    return subscript(
-        argument(op, 0, names), at_dim(op, dim or 0, f"{first}:{last}{stride}", values)
-    )
+    between = f"{first} : {last}".strip() if " " in first + last else f"{first}:{last}"
+    return subscript(argument(op, 0, names), at_dim(op, dim or 0, between + stride, values))
 
 
 def select(op: Op, names: Names, values: Mapping[str, TensorMeta]) -> Expr:

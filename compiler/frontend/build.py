@@ -71,7 +71,7 @@ def build_model(tree: Tree) -> Model:
         inputs=tuple((name, build_input(name, feed)) for name, feed in named),
         weight=build_weight(tree.get("weight", {})),
         leaf=tuple(tree.get("leaf", ())),
-        **pick(tree, "loss"),
+        **pick(tree, "loss", "coupled"),
     )
 
 

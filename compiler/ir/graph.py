@@ -260,6 +260,9 @@ class Graph:
     the module's tensors."""
     autocast: str | None = None
     """The dtype of the torch.autocast that stages run in."""
+    coupled: str = ""
+    """The user's line, `clip.py:58`, that looks at several samples of a microbatch, where the spec
+    accepts it; "" where none does, and where a step is one microbatch."""
     layers: tuple[Layer, ...] = ()
     recompute: tuple[str, ...] = ()
     """Paths of modules that keep only what they are given: their calls run again in the backward.

@@ -89,6 +89,9 @@ class Model:
     weight: Weight = Weight()
     leaf: tuple[str, ...] = ()
     """Paths of modules that are kept whole, or names of their classes."""
+    coupled: Literal["refuse", "accept"] = "refuse"
+    """What becomes of a model that looks at several samples at once: `accept` has each microbatch
+    be a batch of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def is_separable(spec: Spec, graph: Graph) -> bool:
     count = spec.parallel.microbatches * spec.parallel.data
     sizes = [len(part) for part in microbatches(range(batch), count)]
     alone = not any(op.random or set(op.mutates) & graph.canonical.keys() for op in graph.ops)
-    alone = alone and not counting_norms(graph)
+    alone = alone and not counting_norms(graph) and not graph.coupled
     return alone and is_small(graph, batch) and not check_mean(spec, graph, sizes)
 
 

@@ -21,22 +21,6 @@ def batch_sizes(fields: Mapping[str, TensorMeta]) -> tuple[int, int]:
     return next(primes), next(primes)
 
 
-def refuse_coupled(raw: Raw) -> None:
-    """Refuse a model that computes with pairs of samples: microbatches have other pairs.
-
-    Raises CaptureError at the user's line.
-    """
-    for op in raw.ops:
-        for name in filter(None, op.outputs):
-            if sum(isinstance(size, Dim) for size in raw.values[name].shape) > 1:
-                raise CaptureError(
-                    f"{raw.values[name]} pairs the samples of a microbatch with each other, so "
-                    "several microbatches do not add up to their global batch",
-                    location(op.where),
-                    "parallel: {microbatches: 1}",
-                )
-
-
 def becomes(x: Op, y: Op) -> str:
     """How two ops differ."""
     if x.target != y.target:
@@ -64,7 +48,7 @@ class Generaliser:
         self.compare_constants(first, second)
         return replace(
             first,
-            ops=[self.op(x, y) for x, y in zip(first.ops, second.ops, strict=True)],
+            ops=[self.op(x, y, first.values) for x, y in zip(first.ops, second.ops, strict=True)],
             values=self.values(first, second),
             calls={
                 key: self.call(key, c, second.calls[key], first) for key, c in first.calls.items()
@@ -90,11 +74,13 @@ class Generaliser:
             found[name] = replace(x, shape=shape)  # type: ignore[arg-type]
         return found
 
-    def op(self, x: Op, y: Op) -> Op:
+    def op(self, x: Op, y: Op, values: Mapping[str, TensorMeta]) -> Op:
         def different(_: object) -> CaptureError:
             return self.differs(x, f"{x.target} gets other arguments")
 
-        args = self.argument(x.args, y.args, different)
+        read = [values[str(ref)].dtype for ref in x.operands if str(ref) in values]
+        floats = bool(read) and all(dtype.startswith(("float", "bfloat")) for dtype in read)
+        args = self.argument(x.args, y.args, different, floats=floats)
         kwargs = self.argument(Items(x.kwargs), Items(y.kwargs), different)
         return replace(
             x,
@@ -115,9 +101,13 @@ class Generaliser:
         )
         return RawCall(arguments, x.positional, self.argument(x.output, y.output, opaque))
 
-    def argument(self, x: Arg, y: Arg, different: Callable[[object], CaptureError]) -> Arg:
+    def argument(
+        self, x: Arg, y: Arg, different: Callable[[object], CaptureError], *, floats: bool = False
+    ) -> Arg:
+        """`floats`: beside tensors of floats alone 6.0 is as good as 6 and may be a size."""
         if isinstance(x, tuple) and isinstance(y, tuple) and len(x) == len(y):
-            return tuple(self.argument(i, j, different) for i, j in zip(x, y, strict=True))
+            pairs = zip(x, y, strict=True)
+            return tuple(self.argument(i, j, different, floats=floats) for i, j in pairs)
         if isinstance(x, Items) and isinstance(y, Items):
             others = dict(y.items)
             if [key for key, _ in x.items] == list(others):
@@ -125,6 +115,8 @@ class Generaliser:
             raise different(x)
         if repr(x) == repr(y):  # NaN is not equal to itself
             return x
+        if floats and isinstance(x, float) and isinstance(y, float) and x.is_integer():
+            x, y = int(x), int(y) if y.is_integer() else y
         if (
             isinstance(x, int)
             and isinstance(y, int)

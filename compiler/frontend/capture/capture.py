@@ -15,11 +15,12 @@ from ..samples import read_samples
 from .alike import refuse_unlike
 from .assemble import assemble, short
 from .backward import try_backwards
-from .batch import Generaliser, batch_sizes, refuse_coupled
+from .batch import Generaliser, batch_sizes
 from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, named_tensors, numerics, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter
+from .coupled import find_coupling, refuse_coupled
 from .export import export
 from .fields import bind, read_fields
 from .leaves import find_leaves
@@ -64,9 +65,9 @@ def capture(spec: Spec) -> Graph:
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
-            if spec.parallel.microbatches * spec.parallel.data > 1:
-                refuse_coupled(raw)
+            coupled = accept_coupling(spec, raw)
             graph = assemble(spec, raw, built, training, sizes, told)
+            graph = replace(graph, coupled=coupled)
     functions = {
         target: replace(function, where=short(function.where, spec.folder))
         for target, function in raw.functions.items()
@@ -100,6 +101,18 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
             f"if {square[0]} is one whole, such as a graph's edges, and no sample has a row of it: "
             f"data: {{whole: [{', '.join(fields)}]}}, for those of them that are so",
         ) from error
+
+
+def accept_coupling(spec: Spec, raw: Raw) -> str:
+    """The user's line that looks at several samples of a microbatch, "" for none.
+
+    Raises CaptureError there, unless the spec accepts it, or has but one microbatch a step.
+    """
+    several = spec.parallel.microbatches * spec.parallel.data > 1
+    coupling = find_coupling(spec, raw) if several else None
+    if coupling and spec.model.coupled == "refuse":
+        refuse_coupled(spec, coupling)
+    return short(coupling.where, spec.folder) if coupling else ""
 
 
 def refuse_untrained(spec: Spec, graph: Graph) -> None:

@@ -29,6 +29,22 @@ from .user import location
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Each kind of device, and each CPU, runs these in a way of its own."""
 
+other_ways = {
+    "flex_attention": "F.scaled_dot_product_attention with a mask; a model of transformers: "
+    "attn_implementation='sdpa' in its config",
+}
+"""What to write instead of operations that hold functions."""
+
+
+def other_way(name: str, *, transform: bool) -> str:
+    """What to write instead of something that holds functions."""
+    if transform:
+        return "operations on the whole batch"
+    return other_ways.get(name) or (
+        "operations of torch that compute it: torch.where of both branches for torch.cond, a loop "
+        "over range(n) for a scan"
+    )
+
 
 class Mode(NamedTuple):
     """What holds around an operation."""
@@ -170,10 +186,7 @@ class Converter:
             raise CaptureError(
                 f"{'torch.vmap, or its like,' if transform else name} has no form in a script",
                 users_location(node),
-                "operations on the whole batch"
-                if transform
-                else "operations of torch that compute it: torch.where of both branches for "
-                "torch.cond, a loop over range(n) for a scan",
+                other_way(name, transform=transform),
             )
         if target.namespace not in ("aten", "ppc"):
             module = module_of(target, self.folder, module_path(node), users_location(node))

@@ -138,16 +138,29 @@ def plain_words(running: Sequence[str]) -> Iterator[None]:
                 users_line(error),
                 "tuples of numbers where lengths are fixed: (9,) * len(x)",
             ) from error
-        raise needs_values(users_line(error), running) from error
+        raise needs_values(users_line(error), running, experts=has_experts(error)) from error
 
 
-def needs_values(where: Location | None, running: Sequence[str]) -> CaptureError:
+def has_experts(error: Exception) -> bool:
+    """Whether it comes from transformers' experts, who are looped over as the data choose."""
+    owners = (f.f_locals.get("self") for f, _ in traceback.walk_tb(error.__traceback__))
+    classes = [type(owner) for owner in owners]
+    return any(
+        "Experts" in c.__name__ and c.__module__.startswith("transformers.") for c in classes
+    )
+
+
+def needs_values(
+    where: Location | None, running: Sequence[str], *, experts: bool = False
+) -> CaptureError:
     """Of what no graph can say before the data is there."""
     leaf = leaf_hint(running)
     return CaptureError(
         "what forward computes hangs on the values of its data, not just on their shapes",
         where,
-        "torch.where instead of `if`, all elements instead of x[mask], no .item()"
+        "experts_implementation='batched_mm' in the model's config"
+        if experts
+        else "torch.where instead of `if`, all elements instead of x[mask], no .item()"
         + f"; or {leaf}" * bool(leaf),
     )
 

@@ -1,0 +1,47 @@
+"""Models of transformers train in stages as they do in one process; scripts do not import it."""
+
+import re
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hf import CASES, spec_of
+from jobs import prove
+
+from ppc.emit.write import write
+
+pytestmark = pytest.mark.dist
+
+
+def check(folder: Path, server, name: str, args, stages: int) -> None:
+    spec = spec_of(folder, name, args, pipeline=stages, schedule="gpipe" if stages == 2 else "1f1b")
+    with patch("ppc.run.verify.write", wraps=write) as written:
+        prove(spec, server, exact=CASES[name].exact)
+    (files, _), _ = written.call_args
+    scripts = [str(file.text) for file in files if file.path.startswith("rank")]
+    assert len(scripts) == stages
+    assert not any(re.search(r"^(import|from) transformers", s, re.MULTILINE) for s in scripts)
+
+
+@pytest.mark.parametrize("name", ["t5", "clip"])
+def test_a_model(tmp_path, fork_server, name):
+    check(tmp_path, fork_server, name, CASES[name].dropout, stages=3)
+
+
+grid = [
+    (name, args, stages)
+    for name, case in CASES.items()
+    for args in ({}, case.dropout)
+    for stages in (2, 3)
+    if args is not None
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "args", "stages"),
+    grid,
+    ids=[f"{n}-{'drop' if a else 'plain'}-{s}" for n, a, s in grid],
+)
+def test_every_model(tmp_path, fork_server, name, args, stages):
+    check(tmp_path, fork_server, name, args, stages)
