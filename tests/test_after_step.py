@@ -179,7 +179,11 @@ def test_a_large_model_is_tried_without_values(tmp_path, monkeypatch):
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("name", "args"), [("spiking", {"width": 4, "steps": 2}), ("binary", {"width": 4})]
+    ("name", "args"),
+    [
+        pytest.param("spiking", {"width": 4, "steps": 2}, marks=pytest.mark.slow),
+        ("binary", {"width": 4}),
+    ],
 )
 def test_small_workloads(tmp_path, fork_server, name, args):
     """A surrogate gradient, and signs whose latent weights are clamped, over stages and data."""
