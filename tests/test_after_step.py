@@ -98,29 +98,41 @@ alone = (
 )
 refused = {
     "the model's classes": (
-        "import torch.nn as nn\n\n\ndef clamp(module):\n    for m in module.modules():\n"
-        "        if type(m).__name__ == 'Net':\n            m.a.weight.clamp_(-0.1, 0.1)\n",
-        "own/latent.py:clamp does something else to a.weight of stage 0 than to that of the "
-        "whole model",
+        (
+            "import torch.nn as nn\n\n\ndef clamp(module):\n    for m in module.modules():\n"
+            "        if type(m).__name__ == 'Net':\n            m.a.weight.clamp_(-0.1, 0.1)\n"
+        ),
+        (
+            "own/latent.py:clamp does something else to a.weight of stage 0 than to that of the "
+            "whole model"
+        ),
         alone,
     ),
     "all at once": (
-        "def clamp(module):\n    total = sum(p.abs().sum() for p in module.parameters())\n"
-        "    for p in module.parameters():\n        p.div_(total)\n",
-        "own/latent.py:clamp does something else to a.weight of stage 0 than to that of the "
-        "whole model",
+        (
+            "def clamp(module):\n    total = sum(p.abs().sum() for p in module.parameters())\n"
+            "    for p in module.parameters():\n        p.div_(total)\n"
+        ),
+        (
+            "own/latent.py:clamp does something else to a.weight of stage 0 than to that of the "
+            "whole model"
+        ),
         alone,
     ),
     "a path": (
         "def clamp(module):\n    module.b.weight.clamp_(-0.1, 0.1)\n",
-        "own/latent.py:clamp failed on stage 0: AttributeError: 'Stage' object has no attribute "
-        "'b'",
+        (
+            "own/latent.py:clamp failed on stage 0: "
+            "AttributeError: 'Stage' object has no attribute 'b'"
+        ),
         None,
     ),
     "another tensor": (
-        "import torch.nn as nn\n\n\ndef clamp(module):\n"
-        "    for m in module.modules():\n        if isinstance(m, nn.Linear):\n"
-        "            m.weight = nn.Parameter(m.weight.clamp(-0.1, 0.1))\n",
+        (
+            "import torch.nn as nn\n\n\ndef clamp(module):\n"
+            "    for m in module.modules():\n        if isinstance(m, nn.Linear):\n"
+            "            m.weight = nn.Parameter(m.weight.clamp(-0.1, 0.1))\n"
+        ),
         "own/latent.py:clamp puts another tensor in the place of a.weight",
         "parameter.copy_(...), and other methods that end with _",
     ),
@@ -130,8 +142,10 @@ refused = {
         "leave buffers alone: replicas have their own",
     ),
     "random": (
-        "import torch\n\n\ndef clamp(module):\n    for p in module.parameters():\n"
-        "        p.add_(torch.randn_like(p))\n",
+        (
+            "import torch\n\n\ndef clamp(module):\n    for p in module.parameters():\n"
+            "        p.add_(torch.randn_like(p))\n"
+        ),
         "own/latent.py:clamp draws random numbers, which differ on every rank",
         None,
     ),
@@ -158,16 +172,29 @@ def test_a_large_model_is_tried_without_values(tmp_path, monkeypatch):
     compile(job(tmp_path, stages=2, cuts=["b"]), tmp_path / "out")
     number = CLAMP.replace("BOUND)", "float(parameter.abs().max()) / 2)")
     compile(job(tmp_path, clamp=number, stages=2, cuts=["b"]), tmp_path / "out")
+    path = "def clamp(module):\n    module.b.weight.clamp_(-0.1, 0.1)\n"
     with pytest.raises(PpcError, match="failed on stage 0: AttributeError"):
-        path = "def clamp(module):\n    module.b.weight.clamp_(-0.1, 0.1)\n"
         compile(job(tmp_path, clamp=path, stages=2, cuts=["b"]), tmp_path / "out")
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("data", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["spiking", "binary"])
-def test_workloads(tmp_path, fork_server, name, data):
-    """A surrogate gradient, and signs whose latent weights are clamped, over two stages."""
-    parallel = {"pipeline": 2, "data": data, "microbatches": 2}
-    spec = vary(tmp_path, name, {"width": 8}, train={"global_batch": 8}, parallel=parallel)
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        pytest.param("spiking", {"width": 4, "steps": 2}, marks=pytest.mark.slow),
+        ("binary", {"width": 4}),
+    ],
+)
+def test_small_workloads(tmp_path, fork_server, name, args):
+    """A surrogate gradient, and signs whose latent weights are clamped, over stages and data."""
+    parallel = {"pipeline": 2, "data": 2, "microbatches": 2}
+    spec = vary(tmp_path, name, args, train={"global_batch": 8}, parallel=parallel)
     prove(spec, fork_server, steps=2)
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"pipeline": 2}, {"pipeline": 1, "data": 2}], ids=str)
+@pytest.mark.parametrize("name", ["spiking", "binary"])
+def test_workloads(tmp_path, fork_server, name, parallel):
+    prove(vary(tmp_path, name, parallel=parallel), fork_server, steps=3)

@@ -115,6 +115,12 @@ models = {
         "h = self.a(x)\nwith torch.no_grad():\n    s = Sign.apply(h)\nreturn self.b(h * s)",
         before=SIGN,
     ),
+    "view": net(
+        "s = View.apply(x)\ns.mul_(2)\nreturn self.b(self.a(x))",
+        before=RANDOM.replace("Round", "View").replace(
+            "torch.floor(4 * x + torch.rand_like(x)) / 4", "x"
+        ),
+    ),
     "batch": net(
         "h = self.a(x)\nh = Scale.apply(h, 2 * len(h))\nreturn self.b(h)",
         before="""
@@ -302,7 +308,7 @@ refused = {
         "ctx, which keeps values",
     ),
     "in place": (
-        SIGN.replace("return torch.ones_like(x).copysign(x)", "ctx.mark_dirty(x)\n        return x.neg_()"),
+        SIGN.replace("return torch.ones_like(x).copysign(x)", "return x.neg_()"),
         "Sign writes over what it is given",
         "a new tensor as its result, without ctx.mark_dirty",
     ),

@@ -126,7 +126,19 @@ def llama():
     return model, model(input_ids=ids, labels=ids).loss
 
 
-@pytest.mark.parametrize("make", [gpt, lstm, resnet, unet3d, dlrm, frozen, gpt2, llama, flip])
+def spiking():
+    model = load("spiking").build(width=4, steps=2)
+    return model, F.cross_entropy(model(torch.randn(2, 3, 16, 16)), torch.randint(10, (2,)))
+
+
+def binary():
+    model = load("binary").build(width=4)
+    return model, F.cross_entropy(model(torch.randn(2, 3, 16, 16)), torch.randint(10, (2,)))
+
+
+@pytest.mark.parametrize(
+    "make", [gpt, lstm, resnet, unet3d, dlrm, frozen, spiking, binary, gpt2, llama, flip]
+)
 def test_model_is_small_and_every_trainable_parameter_gets_a_gradient(make):
     torch.manual_seed(0)
     model, loss = make()

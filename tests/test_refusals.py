@@ -25,28 +25,6 @@ def refusal(folder, code, **sections):
     return str(error).split(": ", 1)[1], line.strip()
 
 
-function = """
-class Times(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 3 * grad
-
-apply = Times.apply
-"""
-
-
-@pytest.mark.parametrize("call", ["Times.apply(h)", "apply(h)", "Later.apply(h)"])
-def test_custom_backward(call, tmp_path):
-    before = f"{function}\nclass Later(Times):\n    pass\n"
-    message, line = refusal(tmp_path, net(f"h = self.a(x)\nreturn self.b({call})", before=before))
-    assert "is a torch.autograd.Function: capture would lose its backward" in message
-    assert line == f"return self.b({call})"
-
-
 def test_hooks_on_gradients(tmp_path):
     step = "h.register_hook(lambda grad: -grad)"
     message, line = refusal(tmp_path, net(f"h = self.a(x)\n{step}\nreturn self.b(h)"))

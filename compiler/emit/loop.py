@@ -20,7 +20,6 @@ def loop_lines(
 ) -> Iterator[str]:
     """The body of the training loop."""
     batch = "get_batch(step)" if unit.inputs else ""
-    trains = any(held.trainable for held in unit.state)
     reduces = reduction(program) is not None
     if not job.plan.even:
         yield from size_lines(job.plan, weighted=job.spec.model.weight.kind != "samples")
@@ -38,16 +37,7 @@ def loop_lines(
     clips = job.spec.train.clip_norm is not None
     if clips:
         yield f"    {'norm = ' if Log() in body else ''}clip_gradients()"
-    if trains:
-        yield from clip_value_lines(job.spec)
-        if varies(job.spec):
-            yield from rate_lines(job, unit)
-        yield "    optimizer.step()"
-        yield from after_lines(job)
-        stay = reduces or padded(job, unit)
-        yield f"    optimizer.zero_grad({'set_to_none=False' if stay else ''})"
-    else:
-        yield from after_lines(job)
+    yield from update_lines(job, unit, reduces=reduces)
     for item in body:
         if isinstance(item, Collective) and item.value == "loss":
             group = sum_over(job.plan, item.group)
@@ -60,11 +50,21 @@ def loop_lines(
         yield f"    log(step, {values}{', norm.item()' if clips else ''})"
 
 
-def after_lines(job: Job) -> Iterator[str]:
-    """What the user wants done to the parameters after each update, frozen ones among them."""
+def update_lines(job: Job, unit: Unit, *, reduces: bool) -> Iterator[str]:
+    """A step of the optimizer, and what the user wants done to the parameters after it, frozen ones
+    among them."""
+    trains = any(held.trainable for held in unit.state)
+    if trains:
+        yield from clip_value_lines(job.spec)
+        if varies(job.spec):
+            yield from rate_lines(job, unit)
+        yield "    optimizer.step()"
     if job.spec.train.after_step is not None:
         yield "    with torch.no_grad():"
         yield "        after_step(stage)"
+    if trains:
+        stay = reduces or padded(job, unit)
+        yield f"    optimizer.zero_grad({'set_to_none=False' if stay else ''})"
 
 
 def reads_early(job: Job, program: Program, unit: Unit) -> bool:

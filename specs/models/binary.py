@@ -1,5 +1,5 @@
-"""A VGG whose weights and activations are +1 or -1: gradients go past the sign to latent weights, by
-a straight-through estimator. Plain PyTorch."""
+"""A VGG whose weights and activations are +1 or -1: gradients go past the signs to latent weights,
+by a straight-through estimator. Plain PyTorch."""
 
 import torch
 import torch.nn.functional as F

@@ -73,5 +73,5 @@ def find_function(call: Application, op: Op, folder: Path) -> tuple[UsersFunctio
             raise CaptureError(message, location(op.where), error.hint) from error
         function = UsersFunction(name, where, module=module, in_tuple=in_tuple)
         texts = ((folder / f"{module}.py").read_text(),)
-    digest = sha256("\n".join(texts).encode()).hexdigest()[:8]
+    digest = sha256("\n".join((str(in_tuple), *texts)).encode()).hexdigest()[:8]
     return function, f"{prefix}.{name}.{digest}"

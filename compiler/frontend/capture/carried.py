@@ -173,7 +173,7 @@ def source_file(value: type | FunctionType) -> str:
 def globals_of(value: type | FunctionType) -> Mapping[str, object]:
     """The names that a function or class finds in its file."""
     if isinstance(value, FunctionType):
-        found: FunctionType = inspect.unwrap(value)  # type: ignore[assignment]
+        found: FunctionType = inspect.unwrap(value)
         return found.__globals__
     inner = (f.__globals__ for _, f in functions_of(value))
     return next(inner, vars(sys.modules[value.__module__]))

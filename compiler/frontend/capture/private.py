@@ -175,11 +175,6 @@ def on_autograd_function(
         del base.apply
 
 
-def no_torch_functions() -> AbstractContextManager[object]:
-    """Nothing that watches torch's functions, as a trace does, sees what runs."""
-    return torch._C.DisableTorchFunction()
-
-
 @contextmanager
 def on_tensor_hook(refuse: Callable[[], object]) -> Iterator[None]:
     """Call `refuse` where a user's line puts a hook on a tensor's gradient; torch does so, too."""
