@@ -59,7 +59,9 @@ def capture(spec: Spec) -> Graph:
                 refuse_coupled(raw)
             graph = assemble(spec, raw, built, training, sizes, told)
     sources = {path: leaf.source for path, leaf in known.leaves.items() if leaf.source}
-    graph = replace(graph, registered=raw.registered, leaves=sources)
+    graph = replace(
+        graph, registered=raw.registered, leaves=sources, autocast=training.autocast
+    )  # fmt: skip
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)

@@ -17,8 +17,8 @@ from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from . import whole
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced, needs_values
-from .places import Places, module_calls, module_path, users_location
-from .private import region_mark, without_out
+from .places import Places, module_calls, module_path, region_mark, users_location
+from .private import without_out
 from .raw import Raw
 from .registered import module_of
 from .schema import draws, dropped, given_positionals, is_default, running_statistics
