@@ -13,7 +13,7 @@ NESTED = """
 with torch.autocast(DEVICE, torch.bfloat16):
     h = self.a(x)
     with torch.no_grad():
-        still = self.a(x) * 2
+        still = h * 2
     with torch.autocast(DEVICE, enabled=False):
         h = torch.tanh(h.float())
     h = h @ torch.ones(8, 8)
@@ -34,10 +34,9 @@ def test_each_op_knows_its_region(tmp_path, device):
     """A region for the device that scripts are for; one for another does nothing."""
     where = {"devices_per_node": 1, "device": "cpu" if device == "cpu" else "h100"}
     graph = capture(make_spec(tmp_path, code(device), cluster=where))
-    found = [(op.target.split(".")[1], op.autocast, op.grad) for op in graph.ops[:8]]
+    found = [(op.target.split(".")[1], op.autocast, op.grad) for op in graph.ops[:7]]
     assert found == [
         ("linear", "bfloat16", True),
-        ("linear", "bfloat16", False),
         ("mul", "bfloat16", False),
         ("to", None, True),
         ("tanh", None, True),
@@ -46,7 +45,7 @@ def test_each_op_knows_its_region(tmp_path, device):
         ("to", None, True),
     ]
     assert graph.values[graph.ops[0].outputs[0]].dtype == "bfloat16"
-    assert not graph.values[graph.ops[2].outputs[0]].requires_grad
+    assert not graph.values[graph.ops[1].outputs[0]].requires_grad
 
 
 def test_a_region_of_another_device_is_none(tmp_path):
@@ -61,7 +60,7 @@ def test_it_is_written_around_its_statements(tmp_path):
         cast,
         "    h = self.a(x)",
         f"with torch.no_grad(), {cast.removeprefix('with ')}",
-        "    still = self.a(x) * 2",
+        "    still = h * 2",
         "h = h.to(torch.float32).tanh()",
     ]
     assert lines.count(cast) == 2

@@ -163,11 +163,7 @@ class Lifter:
 
     def draft(self, path: str) -> Draft:
         """The class of a lifted module."""
-        numbers = [
-            number
-            for other, number in self.graph.calls
-            if other == path and (other, number) in self.tree.whole
-        ]
+        numbers = [n for p, n in self.graph.calls if p == path and (p, n) in self.tree.whole]
         item = self.tree.call_item((path, numbers[0]))
         form = signature(self.tree, item)
         items = self.tree.items((path, numbers[0]))

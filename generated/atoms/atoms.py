@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 
 class Potential(nn.Module):
-    """Species (batch, atoms) and positions (batch, atoms, 3) to energies (batch,) and forces (batch,
-    atoms, 3). Each pair of atoms adds what their distance, in Gaussians, says of the two species."""
+    """Species (batch, atoms) and positions (batch, atoms, 3) to energies (batch,) and forces of the
+    positions' shape. A pair of atoms adds what their distance, in Gaussians, says of them."""
 
     def __init__(self, species=4, width=32, gaussians=16, cutoff=5.0):
         super().__init__()

@@ -5,8 +5,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 
 class PackedLSTM(nn.Module):
-    """Padded series (batch, time, width) and their lengths (batch,), from a state of hidden and cell
-    values (batch, width) each; the state comes back as it is after each series' last element."""
+    """Padded series (batch, time, width), their lengths (batch,) and a state to begin in, hidden
+    and cell values (batch, width); it returns the state after each series' last element, too."""
 
     def __init__(self, width):
         super().__init__()

@@ -10,8 +10,8 @@ Each step runs 4 microbatches in 1F1B order (F = forward, B = backward, time ->)
     rank 0 | F0 F1 .. B0 F2 B1 F3 B2 .. B3 |  <- this file
     rank 1 | .. F0 B0 F1 B1 F2 B2 F3 B3 .. |
 
-After each F it sends rank 1 x (float32[batch, 24, 32]), getitem (float32[batch, 32]), getitem_2
-(float32[batch, 32]). Before each B it receives the gradient of x, getitem, getitem_2 from rank 1.
+After each F it sends rank 1 x (float32[batch, 24, 32]), state (float32[batch, 32]), state_2
+(float32[batch, 32]). Before each B it receives the gradient of x, state, state_2 from rank 1.
 Data: 256 random samples; this stage reads values and lengths. Weights: this part of the model's
 own initialisation, drawn here; saved to weights-rank0.pt.
 """
@@ -31,7 +31,7 @@ from packed import PackedLSTM
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 0, 2, "rank 0, stage 0"
-MICROBATCHES, COMPILATION = 4, "7cbfba337a96"  # in every rank's file
+MICROBATCHES, COMPILATION = 4, "a5c42a96579c"  # in every rank's file
 
 # training: what the spec asked for
 STEPS, GLOBAL_BATCH, SEED = 20, 16, 0
@@ -54,9 +54,9 @@ class Stage(nn.Module):  # the part of Series on this rank; names as in the whol
         x = self.enter(values)
         state = x.new_zeros(batch, 32)
         state_2 = x.new_zeros(batch, 32)
-        x, (layers, layers_2) = self.layers[0](x, lengths, (state, state_2))
-        x, (getitem, getitem_2) = self.layers[1](x, lengths, (layers, layers_2))
-        return x, getitem, getitem_2
+        x, (state, state_2) = self.layers[0](x, lengths, (state, state_2))
+        x, (state, state_2) = self.layers[1](x, lengths, (state, state_2))
+        return x, state, state_2
 
 
 # ----------------------------------------------------------------------------------- weights
@@ -153,15 +153,15 @@ class Edge:
 
 # ------------------------------------------------------------------------------------ a step
 def forward(mb, values, lengths):
-    x, getitem, getitem_2 = stage(values, lengths)
-    activations_to_1.send(mb, x, getitem, getitem_2)
-    live[mb] = x, getitem, getitem_2
+    x, state, state_2 = stage(values, lengths)
+    activations_to_1.send(mb, x, state, state_2)
+    live[mb] = x, state, state_2
 
 
 def backward(mb):
-    x, getitem, getitem_2 = live.pop(mb)
-    grad_x, grad_getitem, grad_getitem_2 = gradients_from_1.take(mb)
-    torch.autograd.backward((x, getitem, getitem_2), (grad_x, grad_getitem, grad_getitem_2))
+    x, state, state_2 = live.pop(mb)
+    grad_x, grad_state, grad_state_2 = gradients_from_1.take(mb)
+    torch.autograd.backward((x, state, state_2), (grad_x, grad_state, grad_state_2))
 
 
 def run_microbatches(batch):

@@ -10,11 +10,11 @@ Each step runs 4 microbatches in 1F1B order (F = forward, B = backward, time ->)
     rank 0 | F0 F1 .. B0 F2 B1 F3 B2 .. B3 |
     rank 1 | .. F0 B0 F1 B1 F2 B2 F3 B3 .. |  <- this file
 
-Before each F it receives x (float32[batch, 24, 32]), getitem (float32[batch, 32]), getitem_2
-(float32[batch, 32]) from rank 0. After each B it sends rank 0 the gradient of x, getitem,
-getitem_2. Data: 256 random samples; this stage reads lengths and target. Weights: this part of the
-model's own initialisation, drawn here; saved to weights-rank1.pt. This rank has the loss: it
-prints a line a step and appends it to metrics.jsonl.
+Before each F it receives x (float32[batch, 24, 32]), state (float32[batch, 32]), state_2
+(float32[batch, 32]) from rank 0. After each B it sends rank 0 the gradient of x, state, state_2.
+Data: 256 random samples; this stage reads lengths and target. Weights: this part of the model's
+own initialisation, drawn here; saved to weights-rank1.pt. This rank has the loss: it prints a line
+a step and appends it to metrics.jsonl.
 """
 
 import ast
@@ -35,7 +35,7 @@ from packed import PackedLSTM
 
 # plan: what the compiler decided
 RANK, WORLD_SIZE, HERE = 1, 2, "rank 1, stage 1"
-MICROBATCHES, COMPILATION = 4, "7cbfba337a96"  # in every rank's file
+MICROBATCHES, COMPILATION = 4, "a5c42a96579c"  # in every rank's file
 
 # training: what the spec asked for
 STEPS, GLOBAL_BATCH, SEED = 20, 16, 0
@@ -53,10 +53,10 @@ class Stage(nn.Module):  # the part of Series on this rank; names as in the whol
         self.layers = nn.ModuleDict({str(i): PackedLSTM(32) for i in range(2, 4)})
         self.head = nn.Linear(32, 4)
 
-    def forward(self, x, getitem, getitem_2, lengths, target):
-        x, (layers, layers_2) = self.layers["2"](x, lengths, (getitem, getitem_2))
-        _, (layers, _) = self.layers["3"](x, lengths, (layers, layers_2))
-        head = self.head(layers)
+    def forward(self, x, state, state_2, lengths, target):
+        x, (state, state_2) = self.layers["2"](x, lengths, (state, state_2))
+        _, (state, _) = self.layers["3"](x, lengths, (state, state_2))
+        head = self.head(state)
         return F.mse_loss(head, target)
 
 
@@ -152,19 +152,19 @@ class Edge:
 
 # ------------------------------------------------------------------------------------ a step
 def forward(mb, lengths, target):
-    x, getitem, getitem_2 = activations_from_0.take(mb)
+    x, state, state_2 = activations_from_0.take(mb)
     x.requires_grad_()
-    getitem.requires_grad_()
-    getitem_2.requires_grad_()
-    loss = stage(x, getitem, getitem_2, lengths, target)
+    state.requires_grad_()
+    state_2.requires_grad_()
+    loss = stage(x, state, state_2, lengths, target)
     losses.append(loss.detach().double())
-    live[mb] = x, getitem, getitem_2, loss / MICROBATCHES
+    live[mb] = x, state, state_2, loss / MICROBATCHES
 
 
 def backward(mb):
-    x, getitem, getitem_2, loss = live.pop(mb)
+    x, state, state_2, loss = live.pop(mb)
     loss.backward()
-    gradients_to_0.send(mb, x.grad, getitem.grad, getitem_2.grad)
+    gradients_to_0.send(mb, x.grad, state.grad, state_2.grad)
 
 
 def run_microbatches(batch):

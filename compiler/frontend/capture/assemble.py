@@ -62,7 +62,7 @@ def assemble(
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
-    live = {*names.values(), *(name for op in measured for name in op.outputs if name)}
+    live = {*names.values(), *(name for op in measured for name in op.outputs)}
     results = raw.output if isinstance(raw.output, tuple) else (raw.output,)
     refuse_taken_names(spec, training.names)
     return Graph(
@@ -78,7 +78,6 @@ def assemble(
         canonical=canonical,
         names=read_names(raw, training),
         statements={n: replace(s, where=short(s.where, folder)) for n, s in raw.statements.items()},
-        autocast=training.autocast,
         recompute=tuple(raw.checkpoints.paths),
         saved=saved,
         messages=messages + told + tuple(map(kept_checkpoint, raw.checkpoints.lone)),

@@ -115,7 +115,7 @@ def build_fake(spec: Spec) -> Built:
     (a file is read, a dry run is made)."""
     mode = fake_mode()
     recorder, why_saved = Recorder(), ""
-    with noting_arguments() as given:
+    with noting_arguments(wanted=bool(spec.model.leaf)) as given:
         try:
             model = record(spec, mode, recorder)
             recipes = assign_seeds(recorder.recipes(dict(state_tensors(model))))

@@ -73,7 +73,13 @@ def capture(spec: Spec) -> Graph:
         for target, function in raw.functions.items()
     }
     sources = {path: leaf.source for path, leaf in known.leaves.items() if leaf.source}
-    graph = replace(graph, registered=raw.registered, functions=functions, leaves=sources)
+    graph = replace(
+        graph,
+        registered=raw.registered,
+        functions=functions,
+        leaves=sources,
+        autocast=training.autocast,
+    )
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)

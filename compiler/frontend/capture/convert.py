@@ -18,8 +18,7 @@ from . import whole
 from .applied import make_op
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced, needs_values
-from .places import Places, module_calls, module_path, users_location
-from .private import region_mark
+from .places import Places, module_calls, module_path, region_mark, users_location
 from .raw import Raw
 from .registered import module_of
 from .schema import draws, dropped, given_positionals, is_default, running_statistics, without_out

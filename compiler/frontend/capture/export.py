@@ -37,7 +37,7 @@ from .private import (
 )
 from .python_state import code_line, forward_line, refuse_python_state
 from .training import Training
-from .user import call_site, first_line, known_remedy, users_errors, users_line
+from .user import call_site, first_line, users_errors, users_line
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def plain_words(running: Sequence[str]) -> Iterator[None]:
         raise
     except Exception as error:
         if not is_data_dependent(error):
-            if (leaf := leaf_hint(running)) and not known_remedy(error):
+            if (leaf := leaf_hint(running)) and type(error).__module__.startswith("torch."):
                 what = f"the model cannot be captured: {type(error).__name__}: {first_line(error)}"
                 raise CaptureError(what, users_line(error), leaf) from error
             raise

@@ -212,7 +212,7 @@ def differences(module: nn.Module, again: nn.Module) -> Iterator[str]:
     mine, theirs = dict(module.named_modules()), dict(again.named_modules())
     for path in mine.keys() ^ theirs.keys():
         yield f"{path} is {'missing' if path in mine else 'there'}"
-    for path, one in mine.items():
+    for path, one in reversed(mine.items()):  # what a module is made of before the module
         other = theirs[path]
         if any(isinstance(value, torch.Tensor) for value in vars(one).values()):
             yield f"{path or 'it'} has a tensor that is neither a parameter nor a buffer"

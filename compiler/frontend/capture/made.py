@@ -23,9 +23,9 @@ class Given:
 
 
 @contextmanager
-def noting_arguments() -> Iterator[dict[int, Given]]:
-    """By id of the module. Every constructor comes to nn.Module's, where those above it still have
-    their arguments."""
+def noting_arguments(*, wanted: bool) -> Iterator[dict[int, Given]]:
+    """By id of the module, of none where nobody wants to know. Every constructor comes to
+    nn.Module's, where those above it still have their arguments."""
     found: dict[int, Given] = {}
     original = nn.Module.__init__
 
@@ -35,7 +35,8 @@ def noting_arguments() -> Iterator[dict[int, Given]]:
             found[id(self)] = read(self, frame)
         original(self, *args, **kwargs)
 
-    nn.Module.__init__ = init  # type: ignore[method-assign]
+    if wanted:
+        nn.Module.__init__ = init  # type: ignore[method-assign]
     try:
         yield found
     finally:

@@ -125,17 +125,14 @@ def run(
                 keeper.enter(call, [found[name] for name in given[call]] if call else ())
                 with nullcontext() if op.grad else torch.no_grad():
                     result = run_op(op, lookup, batch)
-                flops = counter.flops
-                if op.target == whole.target:
-                    flops = see(op, keeper, lookup, batch)
+                seen = see(op, keeper, lookup, batch)
                 outputs = result if isinstance(result, list | tuple) else (result,)
                 made = dict(zip(op.outputs, outputs, strict=False))
                 found.update(made)
                 keeper.name(made)
                 counts.keeps.append(keeper.leave())
-                counts.flops.append(
-                    flops or flops_by_hand(op, values, parameters, canonical, batch)
-                )
+                by_hand = flops_by_hand(op, values, parameters, canonical, batch)
+                counts.flops.append(seen or counter.flops or by_hand)
         counts.gradients = {  # a view made under no_grad claims a gradient, and leads nowhere
             name: getattr(value, "grad_fn", None) is not None for name, value in found.items()
         }
@@ -144,7 +141,10 @@ def run(
 
 def see(op: Op, keeper: "Keeper", lookup: Callable[[Ref | State], object], batch: int) -> int:
     """Count what a leaf was seen to keep, and what it is given; its FLOPs, or, where torch counts
-    none, two for each parameter and sample."""
+    none, two for each parameter and sample. 0 for other operations, which are counted as they run.
+    """
+    if op.target != whole.target:
+        return 0
     state = [value(argument, lookup, batch) for argument in op.args[2]]  # type: ignore[union-attr]
     seen = whole.seen_of(op, lambda argument: value(argument, lookup, batch))
     for ref in op.operands:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from torch.fx import Node
 
@@ -75,3 +76,15 @@ def module_path(node: Node) -> str:
 def users_location(node: Node) -> Location | None:
     frame = users_frame(frames(node.stack_trace))
     return place(frame.file, frame.line) if frame else None
+
+
+def region_mark(node: Node) -> tuple[str, Any] | None:
+    """What a node changes for those after it: `grad` and whether it is on; `enter` an autocast and
+    its dtype, "" for off, None for one that leaves the CPU alone; or `exit` it."""
+    name = getattr(node.target, "__name__", "")
+    if name == "_set_grad_enabled":
+        return "grad", node.args[0]
+    if name == "_enter_autocast":
+        device, dtype, on, _ = node.args
+        return "enter", str(dtype).removeprefix("torch.") * bool(on) if device == "cpu" else None
+    return ("exit", None) if name == "_exit_autocast" else None

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch._export.passes import replace_autocast_with_hop_pass as replace_autocast
-from torch._export.passes import replace_set_grad_with_hop_pass as replace_set_grad
+from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -22,7 +21,6 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
-from .arguments import dtype_name
 from .recipe import full_overwrites
 from .user import is_users
 
@@ -224,27 +222,15 @@ def checkpoints_plain(around: Callable[[], AbstractContextManager[None]]) -> Ite
 def regions_flat() -> Iterator[None]:
     """Let an export leave no_grad and autocast regions as they ran, with marks where they begin and
     end: of the sub-graphs that torch makes of them, a no_grad in an autocast is lost."""
-    names = {replace_set_grad: "replace_set_grad_with_hop_pass"}
-    names |= {replace_autocast: "replace_autocast_with_hop_pass"}
-    originals = {module: getattr(module, name) for module, name in names.items()}
-    for module, name in names.items():
-        setattr(module, name, lambda *graph_and_signature: graph_and_signature)
+    modules = replace_set_grad_with_hop_pass, replace_autocast_with_hop_pass
+    originals = {module: getattr(module, module.__name__.split(".")[-1]) for module in modules}
+    for module, original in originals.items():
+        setattr(module, original.__name__, lambda *graph_and_signature: graph_and_signature)
     try:
         yield
     finally:
-        for module, name in names.items():
-            setattr(module, name, originals[module])
-
-
-def region_mark(node: torch.fx.Node) -> tuple[str, Any] | None:
-    """What a node changes for those after it: `grad` and whether it is on; `enter` an autocast and
-    its dtype, "" for off, None for one that leaves the CPU alone; or `exit` it."""
-    if node.target is torch._C._set_grad_enabled:
-        return "grad", node.args[0]
-    if node.target is torch.amp.autocast_mode._enter_autocast:
-        device, dtype, on, _ = node.args
-        return "enter", (dtype_name(dtype) if on else "") if device == "cpu" else None  # type: ignore[arg-type]
-    return ("exit", None) if node.target is torch.amp.autocast_mode._exit_autocast else None
+        for module, original in originals.items():
+            setattr(module, original.__name__, original)
 
 
 def functional_form(target: str) -> str | None:

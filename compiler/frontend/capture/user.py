@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Iterator
@@ -203,7 +204,7 @@ def is_users(filename: str) -> bool:
 
 def call_site() -> Location | None:
     """The user's line that is running now."""
-    for frame, line in traceback.walk_stack(None):  # innermost first
+    for frame, line in traceback.walk_stack(inspect.currentframe()):  # innermost first
         if is_users(frame.f_code.co_filename):
             return place(frame.f_code.co_filename, line)
     return None
