@@ -105,6 +105,7 @@ def plan_view(page: PlanPage) -> dict[str, object]:
     ]
     return {
         "page": page,
+        "width": max(5, *(len(spell_ranks(row.ranks)) for row in page.stages)),
         "stages": shorten(stages),
         "diagram": shorten([page.diagram[rank] for rank in ranks]),
         "transfers": shorten(page.transfers),

@@ -70,11 +70,10 @@ def check_lines() -> Iterator[str]:
     yield '        raise RuntimeError(f"{HERE}, before step 1: ranks differ in {fact}: {found}")'
 
 
-def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
-    """The statements between the device and the loop."""
-    distributed = job.plan.world_size > 1
-    reduces = reduction(program) is not None
-    yield from device_lines(cuda=job.spec.cluster.device.kind == "cuda", distributed=distributed)
+def stage_lines(job: Job, unit: Unit) -> Iterator[str]:
+    """From the device to the stage, the same on its replicas."""
+    cuda = job.spec.cluster.device.kind == "cuda"
+    yield from device_lines(cuda=cuda, distributed=job.plan.world_size > 1)
     yield 'with torch.device("meta"):  # no values yet'
     yield "    stage = Stage().to_empty(device=device)"
     yield "init_weights(stage)"
@@ -83,17 +82,24 @@ def start_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -
     yield from recompute_lines(job, unit)
     if job.spec.train.compile:
         yield from compile_lines(unit)
-    if distributed:
-        yield from edge_lines(job, program)
+
+
+def meeting_lines(job: Job, program: Program, unit: Unit, data: DataView | None) -> Iterator[str]:
+    """From the edges to the optimizer, the same on its replicas."""
+    if job.plan.world_size > 1:
         yield from fact_lines(job, program, unit, data)
         yield from check_lines()
     if program.groups:
         yield from group_lines(program)
     yield from norm_group_lines(program)
-    if reduces:
+    if reduction(program) is not None:
         yield from wrap(f"reducer = Reducer({reduced_parameters(job, unit)})", 0)
     yield from grad_lines(job, unit)
     yield from optimizer_lines(job, unit)
+
+
+def ready_lines(job: Job, program: Program, unit: Unit) -> Iterator[str]:
+    """Right before the loop."""
     if unit.outputs and not program.coords.get("data", 0):
         yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"
@@ -188,7 +194,7 @@ def group_lines(program: Program) -> Iterator[str]:
 
 
 def edge_lines(job: Job, program: Program) -> Iterator[str]:
-    """The edges that start or end here."""
+    """The edges that start or end here; none for a rank alone."""
     for edge in program.edges:
         peer = edge.target if edge.source == program.rank else edge.source
         pair = f"({edge.source}, {edge.target})"

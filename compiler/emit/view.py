@@ -28,7 +28,7 @@ from .norms import view_norms, with_synced
 from .optimizer import view_clip, view_course
 from .recompute import view_recompute
 from .reducer import view_reducer, view_replica
-from .start import finish_lines, start_lines
+from .start import edge_lines, finish_lines, meeting_lines, ready_lines, stage_lines
 from .steps import StepWriter, indented
 from .weights import spell_weights
 
@@ -40,6 +40,10 @@ class StageView:
     data: DataView | None
     values: Mapping[str, object]
     """For rank.py.j2."""
+    before: tuple[str, ...]
+    """Statements that start the job, before the edges"""
+    after: tuple[str, ...]
+    """and after them."""
 
 
 def view_stage(job: Job, program: Program, unit: Unit) -> StageView:
@@ -74,12 +78,14 @@ def view_stage(job: Job, program: Program, unit: Unit) -> StageView:
         **view_weight(job, unit),
         "steps": asdict(steps.write()),
     }
-    return StageView(data, values)
+    before, after = stage_lines(job, unit), meeting_lines(job, program, unit, data)
+    return StageView(data, values, tuple(before), tuple(after))
 
 
 def view_rank(job: Job, program: Program, unit: Unit, stage: StageView) -> dict[str, object]:
     """The values for rank.py.j2, all but the imports and the compilation's name."""
     title, manual = describe_rank(job, program, unit, stage.data)
+    start = (*stage.before, *edge_lines(job, program), *stage.after)
     return {
         **stage.values,
         "title": title,
@@ -87,7 +93,7 @@ def view_rank(job: Job, program: Program, unit: Unit, stage: StageView) -> dict[
         "rank": program.rank,
         **view_replica(job, program, unit),
         **view_update(job, program, unit),
-        "start": list(start_lines(job, program, unit, stage.data)),
+        "start": [*start, *ready_lines(job, program, unit)],
         "finish": list(finish_lines(program, distributed=job.plan.world_size > 1)),
     }
 

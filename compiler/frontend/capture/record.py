@@ -77,6 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         self.constants: dict[str, torch.Tensor] = {}
         """Real tensors that came in from outside, by name."""
         self.held: list[object] = []
+        self.touching: dict[int, list[int]] = {}
+        """By storage the numbers of the events that write it or make a view of it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -142,6 +144,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             writes = tuple(view for view in reads if self.names[view] in op.mutates)
             real = all(getattr(torch, view.dtype).is_floating_point for view in results)
             repeatable = not op.random or (is_fill(op) and real and not own_generator)
+            for storage in {view.storage for view in (*writes, *makes)}:
+                self.touching.setdefault(storage, []).append(len(self.events))
             self.events.append(Event(op, reads, writes, makes, repeatable))
 
     def view(self, tensor: torch.Tensor) -> View:
@@ -220,8 +224,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
     def slice(self, target: View) -> list[Event]:
         """The events that a tensor's value depends on, in order."""
         contents, objects, found = {target.storage}, {target}, []
-        for recorded in reversed(self.events):
-            event = recorded
+        waiting = {*self.touching.get(target.storage, ())}
+        while waiting:
+            number = max(waiting)
+            waiting.remove(number)
+            event = self.events[number]
             if not any(v.storage in contents for v in event.writes) and objects.isdisjoint(
                 event.makes
             ):
@@ -236,6 +243,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
             if event.writes or fresh:  # else it shows a part of what is there, and reads nothing
                 contents |= {v.storage for v in event.reads if v not in overwritten}
             objects |= set(event.reads)
+            earlier = (n for view in event.reads for n in self.touching.get(view.storage, ()))
+            waiting.update(n for n in earlier if n < number)
         return found[::-1]
 
 

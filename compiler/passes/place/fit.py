@@ -117,19 +117,21 @@ def alternatives(spec: Spec, layers: int) -> Iterator[tuple[str, str, Parallel]]
         count = min(2 * count, most)
         more = replace(parallel, microbatches=count)
         yield f"microbatches: {count}{also}", "parallel.microbatches", more
-    for change, degrees in longer_pipelines(spec, layers):
-        yield f"{change}{also}", "parallel.pipeline", replace(parallel, **degrees)
+    for change, pipeline, data in longer_pipelines(spec, layers):
+        more = replace(parallel, pipeline=pipeline, data=data)
+        yield f"{change}{also}", "parallel.pipeline", more
 
 
-def longer_pipelines(spec: Spec, layers: int) -> Iterator[tuple[str, dict[str, int]]]:
-    """More stages: on devices that are free, in place of replicas, on more nodes."""
+def longer_pipelines(spec: Spec, layers: int) -> Iterator[tuple[str, int, int]]:
+    """More stages: on devices that are free, in place of replicas, on more nodes. What to write,
+    then both degrees."""
     pipeline, data, cluster = spec.parallel.pipeline, spec.parallel.data, spec.cluster
     for stages in range(pipeline + 1, min(cluster.num_devices // data, layers) + 1):
-        yield f"pipeline: {stages}", {"pipeline": stages}
+        yield f"pipeline: {stages}", stages, data
     for fewer in range(data - 1, 0, -1):
         stages, rest = divmod(cluster.num_devices, fewer)
         if not rest and stages <= layers:
-            yield f"pipeline: {stages}, data: {fewer}", {"pipeline": stages, "data": fewer}
+            yield f"pipeline: {stages}, data: {fewer}", stages, fewer
     for times in range(2, layers // pipeline + 1):
         nodes, stages = times * cluster.nodes, times * pipeline
-        yield f"pipeline: {stages}, on nodes: {nodes}", {"pipeline": stages}
+        yield f"pipeline: {stages}, on nodes: {nodes}", stages, data
