@@ -38,8 +38,22 @@ def test_hooks_on_gradients(tmp_path):
     ("self.register_full_backward_pre_hook(lambda *_: None)", "the model"),
 ])  # fmt: skip
 def test_hooks_of_the_factory(init, owner, tmp_path):
-    with pytest.raises(CaptureError, match=f"would lose the hooks on gradients of {owner}$"):
-        capture(make_spec(tmp_path, net(init=init)))
+    message, line = refusal(tmp_path, net(init=init))
+    assert message.startswith(f"capture would lose the hooks on gradients of {owner}\nhint: ")
+    assert line == init
+
+
+def test_a_buffer_of_another_shape(tmp_path):
+    code = net("self.k = self.a(x).detach()\nreturn self.b(self.k)", REGISTERED)
+    message, line = refusal(tmp_path, code)
+    assert message.startswith(
+        "forward gives the buffer k another shape or dtype, float32[3, 8] instead of float32[8]\n"
+        "hint: self.k.copy_(...) keeps both"
+    )
+    assert line == "def forward(self, x):"
+
+
+REGISTERED = 'self.register_buffer("k", torch.zeros(8))'
 
 
 def test_what_was_patched_is_as_before(tmp_path):

@@ -16,7 +16,8 @@ def files(mark: str = "1", *paths: str) -> tuple[File, ...]:
     """A compilation: its files and manifest."""
     paths = paths or ("rank0.py", "run.py")
     made = [File(name, f"# {mark} {name}\n") for name in paths]
-    manifest = {"compilation": f"c{mark}", "files": [*paths, "manifest.json"]}
+    digests = {file.path: file.sha256 for file in made}
+    manifest = {"compilation": f"c{mark}", "files": digests}
     return (*made, File("manifest.json", json.dumps(manifest)))
 
 
@@ -105,6 +106,40 @@ def test_files_of_others_are_a_reason_to_refuse(name, tmp_path):
     assert error.value.message == f"{out} holds files that ppc did not write: {name}"
     assert error.value.hint == "give another folder: -o FOLDER"
     assert tree(tmp_path) == before
+
+
+def test_what_somebody_edited_is_a_reason_to_refuse(tmp_path):
+    out = tmp_path / "out"
+    write(files("1"), out)
+    (out / "rank0.py").write_text("# mine\n")
+    before = tree(tmp_path)
+    with pytest.raises(OutputError) as error:
+        write(files("2"), out)
+    assert error.value.message == (
+        f"{out} holds files that were changed since ppc wrote them: rank0.py"
+    )
+    assert error.value.hint == "give another folder: -o FOLDER; or move or delete them first"
+    assert tree(tmp_path) == before
+    (out / "rank0.py").unlink()
+    write(files("2"), out)
+    assert tree(out)["rank0.py"] == b"# 2 rank0.py\n"
+
+
+def test_an_edit_that_the_compiler_makes_too_is_none(tmp_path):
+    """As a merge of two branches may have made it."""
+    write(files("1"), tmp_path)
+    (tmp_path / "rank0.py").write_text("# 2 rank0.py\n")
+    write(files("2"), tmp_path)
+    assert tree(tmp_path)["rank0.py"] == b"# 2 rank0.py\n"
+
+
+def test_a_manifest_without_digests(tmp_path):
+    """Of an older ppc: whether a file was edited is not known."""
+    write(files("1"), tmp_path)
+    names = ["rank0.py", "run.py", "manifest.json"]
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": names}))
+    write(files("2"), tmp_path)
+    assert tree(tmp_path)["rank0.py"] == b"# 2 rank0.py\n"
 
 
 @pytest.mark.parametrize("manifest", [None, "", "[]", '{"files": 3}', '{"files": ["a.py"]'])

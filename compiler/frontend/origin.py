@@ -67,7 +67,7 @@ def imported(file: Path, base: Path) -> Iterator[tuple[str, ...]]:
         if isinstance(node, ast.Import):
             yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else ()
+            above = package[: max(0, len(package) - node.level + 1)] if node.level else ()
             start = (*above, *(node.module or "").split(".")) if node.module else above
             yield from ((*start, alias.name) for alias in node.names)
 
