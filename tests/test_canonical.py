@@ -22,7 +22,8 @@ class Case:
 
     def __init__(self, folder, forward, init="", loss="mse_loss"):
         args = "x, y" if loss == "output" else "x"
-        spec = make_spec(folder, net(forward, init, args), model={"loss": loss})
+        model = {"loss": loss, "coupled": "accept"}
+        spec = make_spec(folder, net(forward, init, args), model=model)
         self.graph, self.model = capture(spec), build_model(spec)
         self.loss = loss
         verify_graph(self.graph)

@@ -309,5 +309,6 @@ def test_the_graph_computes_what_the_model_does(tmp_path):
 )
 def test_what_draws_random_numbers(tmp_path, code, random):
     init = "self.m = nn.LSTM(8, 8, 2, dropout=0.5)"
-    graph = capture(make_spec(tmp_path, net(f"x = self.a(x)\nreturn self.b({code})", init)))
+    code = net(f"x = self.a(x)\nreturn self.b({code})", init)
+    graph = capture(make_spec(tmp_path, code, model={"coupled": "accept"}))
     assert any(op.random for op in graph.ops) == random

@@ -9,6 +9,8 @@ from hf import CASES, spec_of
 from jobs import prove
 
 from ppc.emit.write import write
+from ppc.errors import CaptureError
+from ppc.frontend.capture.capture import capture
 
 pytestmark = pytest.mark.dist
 
@@ -26,6 +28,26 @@ def check(folder: Path, server, name: str, args, stages: int) -> None:
 @pytest.mark.parametrize("name", ["t5", "clip"])
 def test_a_model(tmp_path, fork_server, name):
     check(tmp_path, fork_server, name, CASES[name].dropout, stages=3)
+
+
+def test_clip_is_refused_unless_the_spec_accepts_it(tmp_path):
+    spec = spec_of(tmp_path, "clip", coupled="refuse")
+    with pytest.raises(CaptureError) as raised:
+        capture(spec)
+    assert str(raised.value).endswith(
+        "f32[batch, batch] pairs the samples of a microbatch with each other, so several "
+        "microbatches do not add up to their global batch\nhint: parallel: {microbatches: 1}; or "
+        "model: {coupled: accept}, and the loss of each microbatch is that of its own samples alone"
+    )
+    assert "modeling_clip.py:" in str(raised.value.where)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3])
+def test_clip_in_one_microbatch(tmp_path, fork_server, stages):
+    spec = spec_of(tmp_path, "clip", coupled="refuse", pipeline=stages, microbatches=1)
+    found = prove(spec, fork_server)
+    assert "whole" in {row.kind for row in found.rows}
 
 
 grid = [

@@ -59,7 +59,7 @@ class Scope:
     """Binds values to names while a function is written from top to bottom."""
 
     def __init__(self, last_use: Mapping[str, float]) -> None:
-        self.last_use = last_use
+        self.last_use = dict(last_use)
         """Value -> position of its last reader."""
         self.names: dict[str, str] = {}
         self.bound: dict[str, str] = {}

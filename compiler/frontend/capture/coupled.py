@@ -50,8 +50,9 @@ def find_coupling(spec: Spec, raw: Raw) -> Coupling | None:
 def loss_line(spec: Spec) -> str:
     """Where the user's loss begins: torch notes no lines of what is called in no module."""
     code = getattr(find_loss(spec), "__code__", None)
-    known = code is not None and is_users(code.co_filename)
-    return f"{code.co_filename}:{code.co_firstlineno}" if known else ""
+    if code is None or not is_users(code.co_filename):
+        return ""
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def refuse_coupled(spec: Spec, coupling: Coupling) -> None:
