@@ -10,8 +10,8 @@ from torch import nn
 
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
-from ...ir.spec import Spec, Text, Tokens
-from ..samples import read_samples
+from ...ir.spec import Arrays, Dataset, Random, Spec, Text, Tokens
+from .arrays import count_arrays
 from .assemble import assemble
 from .batch import Generaliser, batch_sizes, refuse_coupled
 from .borrowed import dissolve_borrowers
@@ -19,7 +19,7 @@ from .build import Built, build_fake, named_tensors, numerics, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter
 from .export import export
-from .fields import bind, read_fields
+from .fields import bind, make_dataset, read_fields
 from .private import is_fake, storage_address
 from .raw import Raw
 from .registered import refuse_underivable
@@ -74,7 +74,7 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
         fits_not = error.hint is None and re.search(r"size|shape|dimension", error.message)
         if not fits_not or isinstance(spec.data, Text | Tokens):
             raise
-        count = read_samples(spec).count
+        count = count_samples(spec, spec.data)
         square = [name for name, meta in fields.items() if meta.shape[:1] == (count,)]
         if not square:
             raise
@@ -84,6 +84,15 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
             f"if {square[0]} is one whole, such as a graph's edges, and no sample has a row of it: "
             f"data: {{whole: [{', '.join(fields)}]}}, for those of them that are so",
         ) from error
+
+
+def count_samples(spec: Spec, data: Arrays | Random | Dataset) -> int:
+    """How many samples there are."""
+    if isinstance(data, Random):
+        return data.samples
+    if isinstance(data, Arrays):
+        return count_arrays(spec, data)
+    return len(make_dataset(data, spec))  # type: ignore[arg-type]  # a Dataset of the user's
 
 
 def refuse_untrained(spec: Spec, graph: Graph) -> None:
