@@ -71,7 +71,7 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
     try:
         yield
     except CaptureError as error:
-        fits_not = error.hint is None and re.search(r"size|shape|dimension", error.message)
+        fits_not = error.hint is None and re.search(r"size|shape|dim", error.message)
         if not fits_not or isinstance(spec.data, Text | Tokens):
             raise
         count = count_samples(spec, spec.data)
