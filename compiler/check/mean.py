@@ -52,7 +52,10 @@ def losses(spec: Spec, sizes: list[int]) -> Iterator[tuple[float, float]]:
     inputs = microbatch(spec, training, sum(sizes))
     with users_errors(spec.at("model.factory"), "the model fails on a batch"):
         pairs = zip(binding.fields, inputs, strict=True)
-        split = ([t] * len(sizes) if name in binding.whole else t.split(sizes) for name, t in pairs)
+        split = (
+            [t] * len(sizes) if name in binding.whole else torch.split(t, sizes)
+            for name, t in pairs
+        )
         runs = zip(*split, strict=True)
         for run, size in zip(runs, sizes, strict=True):
             part = dict(zip(binding.fields, run, strict=True))

@@ -103,7 +103,7 @@ def build_value(tree: Any) -> Value:
 
 def build_data(tree: Tree, model: Model | None) -> Data:
     last_batch = pick(tree, "last_batch")
-    whole = {"whole": tuple(tree.get("whole", ()))}
+    whole = tuple(tree.get("whole", ()))
     if tree["source"] in ("text", "tokens"):
         files, rest = tree["files"], pick(tree, "dtype", "sequence")
         patterns = (files,) if isinstance(files, str) else tuple(files)
@@ -111,17 +111,17 @@ def build_data(tree: Tree, model: Model | None) -> Data:
         made: Data = form(files=patterns, **rest, **last_batch)
         return made
     if tree["source"] == "arrays":
-        return Arrays(files=tree["files"], **whole, **last_batch)
+        return Arrays(files=tree["files"], whole=whole, **last_batch)
     if tree["source"] == "random":
         fields = {**shaped_inputs(model), **tree.get("fields", {})}
         forms = {name: build_random_field(field) for name, field in fields.items()}
-        return Random(samples=tree["samples"], fields=forms, **whole, **last_batch)
+        return Random(samples=tree["samples"], fields=forms, whole=whole, **last_batch)
     return Dataset(
         source=tree["source"],
         args=build_arguments(tree.get("args", {})),
         fields=tuple(tree.get("fields", ())),
         **pick(tree, "workers", "pad", "length"),
-        **whole,
+        whole=whole,
         **last_batch,
     )
 

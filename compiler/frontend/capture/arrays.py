@@ -14,8 +14,8 @@ from .arguments import dtype_name
 from .user import first_line
 
 
-def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
-    """Shape and dtype of a sample of each array, or of the array where it is whole."""
+def open_arrays(spec: Spec, data: Arrays) -> dict[str, torch.Tensor]:
+    """Every array, mapped into memory where its file allows that."""
     if isinstance(data.files, str):
         from safetensors import safe_open  # only for this source
 
@@ -34,6 +34,18 @@ def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
                     little = array.dtype.newbyteorder("<").str
                     raise ValueError(f"its numbers are big-endian, {array.dtype.str}, not {little}")
                 metas[name] = torch.as_tensor(array)
+    return metas
+
+
+def count_arrays(spec: Spec, data: Arrays) -> int:
+    """How many samples they hold."""
+    arrays = open_arrays(spec, data)
+    return min((len(a) for name, a in arrays.items() if name not in data.whole), default=1)
+
+
+def read_arrays(spec: Spec, data: Arrays) -> dict[str, TensorMeta]:
+    """Shape and dtype of a sample of each array, or of the array where it is whole."""
+    metas = open_arrays(spec, data)
     counted = {name: tensor for name, tensor in metas.items() if name not in data.whole}
     for name, tensor in metas.items():
         if tensor.dim() == 0 and name in counted:

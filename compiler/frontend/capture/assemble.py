@@ -47,11 +47,7 @@ def assemble(
 ) -> Graph:  # fmt: skip
     """Put the parts together. `sizes`: two batch sizes to measure at, equal for a fixed one."""
     folder = spec.folder
-    taken = {*raw.values, *(name for name, _ in named_tensors(built.model))}
-    names = {
-        old: new if new not in taken else old
-        for old, new in zip(raw.inputs, training.binding.fields, strict=True)
-    }
+    names = name_inputs(raw, training)
     parameters = read_parameters(built, raw)
     aliases = read_aliases(built.model)
     canonical = {name: fqn for fqn, p in parameters.items() for name in (fqn, *p.aliases)}
@@ -82,6 +78,13 @@ def assemble(
         saved=saved,
         messages=messages + told + tuple(map(kept_checkpoint, raw.checkpoints.lone)),
     )
+
+
+def name_inputs(raw: Raw, training: Training) -> dict[str, str]:
+    """Traced input -> its field's name, unless a value, parameter or buffer has that."""
+    taken = {*raw.values, *(name for name, _ in named_tensors(training.model))}
+    pairs = zip(raw.inputs, training.binding.fields, strict=True)
+    return {old: new if new not in taken else old for old, new in pairs}
 
 
 def refuse_taken_names(spec: Spec, names: Sequence[str]) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 
 from ...errors import CaptureError
 from ...ir.graph import Graph, State, TensorMeta
-from ...ir.spec import Spec, Text, Tokens
-from ..samples import read_samples
+from ...ir.spec import Arrays, Dataset, Random, Spec, Text, Tokens
 from .alike import refuse_unlike
+from .arrays import count_arrays
 from .assemble import assemble, short
 from .backward import try_backwards
 from .batch import Generaliser, batch_sizes
@@ -22,7 +22,7 @@ from .canonical import canonicalise
 from .convert import Converter
 from .coupled import find_coupling, refuse_coupled
 from .export import export
-from .fields import bind, read_fields
+from .fields import bind, make_dataset, read_fields
 from .leaves import find_leaves
 from .private import is_fake, storage_address
 from .raw import Raw
@@ -94,10 +94,10 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
     try:
         yield
     except CaptureError as error:
-        fits_not = error.hint is None and re.search(r"size|shape|dimension", error.message)
+        fits_not = error.hint is None and re.search(r"size|shape|dim", error.message)
         if not fits_not or isinstance(spec.data, Text | Tokens):
             raise
-        count = read_samples(spec).count
+        count = count_samples(spec, spec.data)
         square = [name for name, meta in fields.items() if meta.shape[:1] == (count,)]
         if not square:
             raise
@@ -119,6 +119,15 @@ def accept_coupling(spec: Spec, raw: Raw) -> str:
     if coupling and spec.model.coupled == "refuse":
         refuse_coupled(spec, coupling)
     return short(coupling.where, spec.folder) if coupling else ""
+
+
+def count_samples(spec: Spec, data: Arrays | Random | Dataset) -> int:
+    """How many samples there are."""
+    if isinstance(data, Random):
+        return data.samples
+    if isinstance(data, Arrays):
+        return count_arrays(spec, data)
+    return len(make_dataset(data, spec))  # type: ignore[arg-type]  # a Dataset of the user's
 
 
 def refuse_untrained(spec: Spec, graph: Graph) -> None:
