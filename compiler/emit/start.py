@@ -218,7 +218,7 @@ def room_of(edge: Edge, default: str, *, general: bool) -> list[str]:
 
 def show_shape(shape: tuple[int | Dim, ...]) -> str:
     """`(n, 128)`, n being the number of samples."""
-    sizes = ", ".join(str(size).replace("batch", "n") for size in shape)
+    sizes = ", ".join(str(size).replace("*", " * ").replace("batch", "n") for size in shape)
     return f"({sizes}{',' if len(shape) == 1 else ''})"
 
 
