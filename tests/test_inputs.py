@@ -214,3 +214,23 @@ def test_wrong_losses(loss, message, tmp_path):
 def test_float64(tmp_path):
     _, found = bound(tmp_path, net(), train={"precision": "fp64"})
     assert found == {"x": "f64[batch, 5]", "y": "f64[batch, 1]"}
+
+
+def test_a_loss_past_a_default_and_a_field_that_nobody_reads(tmp_path):
+    text = "def f(out, y, power=2, w=1):\n    return (w * (out - y).abs() ** power).mean()"
+    (tmp_path / "losses.py").write_text(text)
+    data = random_data(w=[1], unread=[3], y=[1], x=[5])
+    spec = make_spec(tmp_path, net(), data=data, model={"loss": "losses.py:f"})
+    assert [i.field for i in capture(spec).inputs] == ["x", "y", "w"]
+
+
+def test_a_field_that_torchs_loss_does_not_take(tmp_path):
+    data = random_data(x=[5], y=[1], unread=[1])
+    assert [i.field for i in capture(make_spec(tmp_path, net(), data=data)).inputs] == ["x", "y"]
+
+
+def test_two_fields_for_one_argument_of_the_loss(tmp_path):
+    data = random_data(x=[5], p=[1], q=[1])
+    what = r"the loss mse_loss takes target; which field is that\? the model leaves p, q\n"
+    with pytest.raises(CaptureError, match=f"{what}hint: a function whose arguments have the"):
+        capture(make_spec(tmp_path, net(), data=data))

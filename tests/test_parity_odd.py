@@ -25,7 +25,12 @@ def spec_of(folder, code, fields, *, pipeline=2, replicas=1, **parallel):
     )
 
 
-@pytest.mark.parametrize("name", groups)
+long = ("structure", "parameters", "operations")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow][: name in long]) for name in groups]
+)
 def test_many_in_one_model(tmp_path, fork_server, name):
     """One after the other, in two stages."""
     some = [odd for odd in groups[name].values() if not stands_alone(odd)]

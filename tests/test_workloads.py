@@ -17,13 +17,13 @@ pytestmark = pytest.mark.dist
         ("graphsage", {}, 1, 2),
         ("graphsage", {}, 2, 1),
         ("gcn_gru", {}, 1, 2),
-        ("gcn_gru", {}, 2, 1),
+        pytest.param("gcn_gru", {}, 2, 1, marks=pytest.mark.slow),
         ("mllm", {"layers": 1, "width": 16}, 1, 2),
         ("mllm", {"layers": 1, "width": 16}, 2, 1),
         ("dit", {"layers": 2, "width": 16}, 1, 2),
         ("dit", {"layers": 2, "width": 16}, 3, 1),
         ("multimodel", {"layers": 1, "width": 16}, 1, 2),
-        ("multimodel", {"layers": 1, "width": 16}, 2, 1),
+        pytest.param("multimodel", {"layers": 1, "width": 16}, 2, 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_workload(tmp_path, fork_server, name, args, stages, replicas):
