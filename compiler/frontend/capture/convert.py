@@ -17,32 +17,17 @@ from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from . import whole
 from .applied import make_op
 from .arguments import dtype_name, spelling, to_arg
-from .export import RawCall, Traced, needs_values
+from .export import RawCall, Traced
 from .places import Places, module_calls, module_path, region_mark, users_location
 from .raw import Raw
 from .registered import module_of
+from .remedies import needs_values, other_way
 from .schema import draws, dropped, given_positionals, is_default, running_statistics, without_out
 from .statements import frames, users_frame
 from .user import location
 
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Each kind of device, and each CPU, runs these in a way of its own."""
-
-other_ways = {
-    "flex_attention": "F.scaled_dot_product_attention with a mask; a model of transformers: "
-    "attn_implementation='sdpa' in its config",
-}
-"""What to write instead of operations that hold functions."""
-
-
-def other_way(name: str, *, transform: bool) -> str:
-    """What to write instead of something that holds functions."""
-    if transform:
-        return "operations on the whole batch"
-    return other_ways.get(name) or (
-        "operations of torch that compute it: torch.where of both branches for torch.cond, a loop "
-        "over range(n) for a scan"
-    )
 
 
 class Mode(NamedTuple):
