@@ -38,6 +38,7 @@ REFUSED = (
     "could run again by itself",
     "would write it again when it runs again",
     "makes nothing that a later stage could not make",
+    "without gradient, and stage",  # trained on one stage, read under no_grad on another
     "the stage between them has no layer",
     "nothing to train",
 )
