@@ -213,7 +213,8 @@ def came_by(edges, transfer: Transfer, rank: int) -> str:
 def sent(edge) -> tuple[str, ...]:
     if edge.kind == "activations":
         return tuple(value for value, _ in edge.values)
-    there = f"activations {edge.target}->{edge.source}"
+    sender, receiver = edge.stages
+    there = f"activations {receiver}->{sender}"
     return tuple(f"gradient of {there} {value}" for value, _ in edge.values)
 
 
