@@ -260,7 +260,8 @@ def test_fills_stay_in_place(name, fill, tmp_path):
 @pytest.mark.dist
 @pytest.mark.parametrize("call", ["nn.functional.gumbel_softmax(h)", fills["fill_"]])
 def test_fills_in_scripts(call, fork_server, tmp_path):
-    prove(make_spec(tmp_path, net(f"h = self.a(x)\nreturn self.b({call} + h)")), fork_server)
+    code, model = net(f"h = self.a(x)\nreturn self.b({call} + h)"), {"coupled": "accept"}
+    prove(make_spec(tmp_path, code, model=model), fork_server)
 
 
 def test_powers_in_place(tmp_path):

@@ -338,7 +338,7 @@ return (self.blocks[3](step) + loss * live).mean()
 def test_arguments_by_keyword_and_several_results(tmp_path):
     code = net(
         "self.pair = Pair()",
-        "high, low = self.pair(x, scale=x.mean())\nreturn (high - low).mean()",
+        "high, low = self.pair(x, scale=x.mean(1, True))\nreturn (high - low).mean()",
         """
 class Pair(nn.Module):
     def __init__(self):
@@ -352,7 +352,7 @@ class Pair(nn.Module):
     )
     found = compiled(tmp_path, code)
     assert found.classes()["Pair"].count("def forward(self, x, scale):") == 1
-    assert found.forward()[:1] == ["high, low = self.pair(x, scale=x.mean())"]
+    assert found.forward()[:1] == ["high, low = self.pair(x, scale=x.mean(dim=1, keepdim=True))"]
 
 
 def test_frozen_parts_run_without_gradients(tmp_path):

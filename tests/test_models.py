@@ -3,13 +3,16 @@
 import importlib.util
 import inspect
 import re
+import sys
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from ppc.frontend.capture.loss import cross_entropy
 from ppc.frontend.load import load as load_spec
 
 pytestmark = pytest.mark.torch
@@ -21,7 +24,8 @@ MODELS = SPECS / "models"
 def load(name):
     spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with patch.object(sys, "path", [str(MODELS), *sys.path]):  # for what it imports beside it
+        spec.loader.exec_module(module)
     return module
 
 
@@ -197,10 +201,14 @@ def draw(data, batch):
     """A batch of the spec's own data: field -> tensor."""
     if data.source == "text":
         return {name: tokens(batch, data.sequence) for name in ("tokens", "labels")}
+    shapes = {
+        name: field.shape if name in data.whole else (batch, *field.shape)
+        for name, field in data.fields.items()
+    }
     return {
-        name: torch.randn(batch, *field.shape, dtype=getattr(torch, field.dtype))
+        name: torch.randn(*shapes[name], dtype=getattr(torch, field.dtype))
         if field.high is None
-        else torch.randint(field.low, field.high, (batch, *field.shape))
+        else torch.randint(field.low, field.high, shapes[name])
         for name, field in data.fields.items()
     }
 
@@ -221,11 +229,13 @@ def test_spec_feeds_its_model_and_loss(path):
     by_position = [fields[feed.field] for name, feed in inputs if name is None]
     output = model(*by_position, **by_name)
     if spec.model.loss == "output":
-        loss = output.loss
+        loss = getattr(output, "loss", output)
     else:
         fed = {feed.field if feed else name for name, feed in inputs}
         name = spec.model.loss.rpartition(":")[2]
         function = getattr(module if ":" in spec.model.loss else F, name)
+        if name == "cross_entropy":
+            function = cross_entropy  # for classes in the last dimension, too
         loss = function(output, *(value for field, value in fields.items() if field not in fed))
         loss = loss[0] if isinstance(loss, tuple) else loss  # beside metrics
     assert loss.shape == ()

@@ -216,7 +216,7 @@ def test_the_hash_seed_changes_nothing(tmp_path):
 
 
 def test_imports_are_sorted_and_chosen_by_use():
-    body = "math.pi\ntorch.ones(3)\nx.json.y\n_os.path\nF.relu(x)\n"
+    body = "math.pi\ntorch.ones(3)\njson.dumps(x)\nx.time.y\n_os.path\nF.relu(x)\n"
     assert choose_imports(body, ["from points import Points as make_dataset"]) == [
         "import json", "import math", "from pathlib import Path", "", "import torch",
         "import torch.nn.functional as F", "", "from points import Points as make_dataset",
