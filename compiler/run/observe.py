@@ -96,6 +96,7 @@ class Observer:
     def before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if any("param_names" not in group for group in optimizer.param_groups):
             raise RunError("this optimizer has no names", hint="give it stage.named_parameters()")
+        self.take()  # of a step after which no sample came to this rank
         self.read = {
             name: copy(parameter.grad)
             for group in optimizer.param_groups
