@@ -36,7 +36,7 @@ class Rows(torch.utils.data.Dataset):
         return {"tokens": tokens[:, 0].tolist(), "labels": tokens[:, 1], "weight": 0.1 * i}
 """
 PAD = {"pad": {"tokens": 0, "labels": -100}, "length": 6}
-LOSS = {"loss": "net.py:loss"}
+LOSS = {"loss": "net.py:loss", "coupled": "accept"}  # a mean of all weights
 INTEGERS = {"dtype": "int64", "high": 200}
 HEAD = "rank 0, stage 0, step {}: sample {} cannot be read: "
 model = text_model.replace("def loss(logits, labels)", "def loss(logits, labels, weight)")
