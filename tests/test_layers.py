@@ -15,7 +15,10 @@ table = {
     "version": ([], []),
     "ir": (["errors"], []),
     "frontend": (["ir", "errors"], ["ruamel", "jsonschema"]),
-    "frontend.capture": (["frontend", "ir", "errors"], ["torch", "numpy", "safetensors"]),
+    "frontend.capture": (
+        ["frontend", "ir", "errors", "version"],
+        ["torch", "numpy", "safetensors"],
+    ),
     "frontend.samples": (
         ["frontend", "frontend.capture", "ir", "errors"],
         ["torch", "numpy", "safetensors"],
@@ -41,7 +44,7 @@ table = {
         ],
         ["torch", "numpy", "safetensors"],
     ),
-    "cli": (["", "run", "pipeline", "emit", "frontend", "ir", "errors"], ["typer"]),
+    "cli": (["", "run", "pipeline", "emit", "frontend", "ir", "errors", "version"], ["typer"]),
     "": (["pipeline", "emit", "frontend", "errors", "version"], []),  # __init__.py: public names
     "__main__": (["cli"], []),
 }  # fmt: skip

@@ -27,13 +27,13 @@ from .autocast import autocast
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .private import (
-    is_data_dependent,
+    has_gradient_hooks,
     node_name,
     on_autograd_function,
-    on_tensor_hook,
     running_call,
 )
 from .python_state import refuse_python_state
+from .replaced import on_tensor_hook
 from .training import Training
 from .user import call_site, users_errors, users_line
 
@@ -122,6 +122,13 @@ def plain_words() -> Iterator[None]:
                 "tuples of numbers where lengths are fixed: (9,) * len(x)",
             ) from error
         raise needs_values(users_line(error)) from error
+
+
+def is_data_dependent(error: Exception) -> bool:
+    """Whether a trace failed since it needed values: torch's errors of that kind are in private
+    modules, but keep their names."""
+    kinds = ("GuardOnDataDependentSymNode", "DataDependentOutput", "DynamicOutputShape")
+    return any(cls.__name__.startswith(kinds) for cls in type(error).__mro__)
 
 
 def needs_values(where: Location | None) -> CaptureError:
@@ -253,8 +260,7 @@ def refuse_custom_backward(model: nn.Module) -> Iterator[None]:
         )
 
     for path, module in model.named_modules():
-        hooks = (module._backward_hooks, module._backward_pre_hooks)
-        if any(hooks) or any(p._backward_hooks for p in module.parameters(recurse=False)):
+        if has_gradient_hooks(module):
             raise CaptureError(
                 f"capture would lose the hooks on gradients of {path or 'the model'}"
             )
