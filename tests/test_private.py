@@ -132,21 +132,44 @@ class Twice(torch.autograd.Function):
         return 2 * grad
 
 
-@pytest.mark.usefixtures("nothing_found")
-def test_autograd_functions_are_met():
-    met = []
-    with private.on_autograd_function(met.append):
-        assert Twice.apply(torch.ones(1)).item() == 2
-    assert met == [Twice]
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x, factor=2):
+        return x * factor
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
+@pytest.mark.parametrize("below", [True, False])
+def test_autograd_functions_are_met(monkeypatch, below):
+    """Those that are bound to a name, too; and not where torch or another one applies them."""
+    monkeypatch.setattr(torch.autograd.Function, "apply", vars(torch.autograd.Function)["apply"])
+    if not below:
+        monkeypatch.setattr(private, "find", lambda _: None)
+        private.watch_functions.__wrapped__()
+    private.watch_functions()
+    bound, met = Twice.apply, []
+
+    def take(cls, plain, args):
+        met.append(cls)
+        return plain(*args)
+
     x = torch.ones(1, requires_grad=True)
-    Twice.apply(x).backward()
+    with private.on_autograd_function(take):
+        bound(x).backward()
     assert (x.grad.item(), met) == (2, [Twice])
+    bound(x)
+    assert (met, private.takers) == ([Twice], [])
+    with private.on_autograd_function(lambda *given: given[2]):
+        assert Scaled.apply(factor=3, x=x) == Scaled.apply(x, 3) == (x, 3)
+        assert Scaled.apply(x) == (x, 2)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpoints_are_met(monkeypatch, use_reentrant):
     module = torch.utils.checkpoint
-    monkeypatch.delattr(module, "_checkpoint_without_reentrant_generator")
     monkeypatch.delattr(module, "CheckpointFunction")
     entered, before = [], module.checkpoint
 

@@ -14,9 +14,10 @@ from ...errors import CaptureError
 from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced, needs_values
+from .inlined import inline_region
 from .overloads import without_out
 from .places import Places, module_path, users_location
-from .private import OpOverload, inline_region, schema_of
+from .private import OpOverload, schema_of
 from .raw import Raw
 from .registered import module_of
 from .schema import draws, dropped, given_positionals, is_default, running_statistics

@@ -247,7 +247,7 @@ def traced(value: object) -> Arg:
 def refuse_custom_backward(model: nn.Module) -> Iterator[None]:
     """Refuse what export drops without a word: custom autograd functions and hooks."""
 
-    def function(cls: type) -> NoReturn:
+    def function(cls: type, *_: object) -> NoReturn:
         raise CaptureError(
             f"{cls.__name__} is a torch.autograd.Function: capture would lose its backward",
             call_site(),

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -131,30 +132,47 @@ def masks_unread() -> AbstractContextManager[None]:
     return patched(nn.modules.transformer, **{name: detect} if there else {})
 
 
-@contextmanager
-def on_autograd_function(refuse: Callable[[type], object]) -> Iterator[None]:
-    """Call `refuse` with the class where a user's torch.autograd.Function is applied.
+Take = Callable[[type, Callable[..., object], tuple[object, ...]], object]
+takers: list[Take] = []
+"""Who is told where a torch.autograd.Function is applied, the innermost last."""
 
-    What is patched lies below Function.apply, which people bind to a name of their own; or is that,
-    and then check_capture has to find what was bound before.
-    """
-    base: Any = find("torch.autograd.function._SingleLevelFunction") or torch.autograd.Function
+
+@cache
+def watch_functions() -> None:
+    """Let takers see every apply, by whatever name a module has it that is imported after this:
+    torch 2.15 has nothing below Function.apply, and what is bound to that escapes a later patch."""
+    function: Any = torch.autograd.Function
+    below = find("torch.autograd.function._SingleLevelFunction")
+    base = below if below and isinstance(vars(function).get("apply"), classmethod) else function
     own = vars(base).get("apply")
 
     def apply(cls: Any, /, *args: object, **kwargs: object) -> object:
-        if not cls.__module__.startswith("torch."):
-            refuse(cls)
-        inner = own.__get__(None, cls) if own else super(base, cls).apply
-        return inner(*args, **kwargs)
+        plain = own.__get__(None, cls) if own else super(base, cls).apply
+        if cls.setup_context is not function.setup_context:  # then torch fills in what is not given
+            bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs = bound.args, bound.kwargs
+        if not takers or kwargs or cls.__module__.startswith("torch."):  # torch takes no kwargs
+            return plain(*args, **kwargs)
+        take = takers.pop()
+        try:
+            return take(cls, plain, args)
+        finally:
+            takers.append(take)
 
     base.apply = classmethod(apply)
+
+
+@contextmanager
+def on_autograd_function(take: Take) -> Iterator[None]:
+    """Call `take` with the class, torch's own apply and the arguments where a user's
+    torch.autograd.Function is applied, but for those that another one's forward applies."""
+    watch_functions()
+    takers.append(take)
     try:
         yield
     finally:
-        if own:
-            base.apply = own
-        else:
-            del base.apply
+        takers.pop()
 
 
 def checkpoints_plain(
@@ -180,27 +198,11 @@ def checkpoints_plain(
         with around():
             return function(*args, **{k: v for k, v in kwargs.items() if k not in own})
 
-    inner = {"_checkpoint_without_reentrant_generator": generator, "CheckpointFunction": Plain}
+    name = "_checkpoint_without_reentrant_generator"
+    called = f"{name}_impl" if hasattr(module, f"{name}_impl") else name  # since torch 2.15
+    inner = {called: generator, "CheckpointFunction": Plain}
     known = all(hasattr(module, name) for name in inner)
     return patched(module, **inner if known else {"checkpoint": plain})  # by this name alone
-
-
-def inline_region(
-    node: torch.fx.Node,
-) -> tuple[torch.fx.Graph, tuple[object, ...], bool | None, str | None] | None:
-    """The sub-graph of a no_grad or autocast region, its inputs, whether it turns gradients on or
-    off, and its autocast dtype; None for any other node."""
-    name = str(node.target)
-    if name == "wrap_with_set_grad_enabled":
-        enabled, body, *inputs = node.args
-        autocast = None
-    elif name == "wrap_with_autocast":
-        _, dtype, on, _, body, *inputs = node.args
-        enabled, autocast = None, str(dtype).removeprefix("torch.") if on else None
-    else:
-        return None
-    module = getattr(node.graph.owning_module, str(body.target))  # type: ignore[union-attr]
-    return module.graph, tuple(inputs), None if enabled is None else bool(enabled), autocast
 
 
 def kernel_under(function: OpOverload, key: str) -> bool:
