@@ -20,8 +20,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 from ppc import pipeline
@@ -45,7 +47,7 @@ Made by `make versions` (`tests/versions.py`), by hand: continuous integration r
 that of `constraints.txt`.
 
 Scripts: all specs of `specs/`, compiled for {steps} steps under torch {here}, run by torchrun of
-each version, on the CPU by gloo, beside torch alone. The third column is the largest difference of
+each version, on the CPU by gloo. The third column is the largest difference of
 a loss from that under {here}, as a part of it; {limit:g} is allowed. Compiler: `ppc verify --exact`
 of the same specs under that version, and the tests that are listed below, without the slow ones.
 {system}.
@@ -63,15 +65,15 @@ Tests: {tests}.
 
 
 def main():
-    wanted = sys.argv[1:] or newest_patches()
+    known = newest_patches()
     for name in ("scripts", "results"):
         (build / name).mkdir(parents=True, exist_ok=True)
     compile_all()
     here = {spec.stem: run(sys.executable, spec.stem) for spec in specs}
-    for version in wanted:
+    for version in sys.argv[1:] or known:
         found = try_version(version, here)
         (build / "results" / f"{version}.json").write_text(json.dumps(found, indent=2))
-        write_page()
+        write_page(known)
 
 
 def say(message):
@@ -106,15 +108,12 @@ def compile_all():
 
 def run(python, name):
     """The losses of a spec's scripts, or the end of what was said where they failed."""
-    folder = build / "scripts" / name
-    for path in (*folder.glob("metrics.jsonl"), *folder.glob("weights-rank*.pt")):
-        path.unlink()
-    ranks = json.loads((folder / "manifest.json").read_text())["world_size"]
+    ranks = json.loads((build / "scripts" / name / "manifest.json").read_text())["world_size"]
     command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-    error = call([*command, "run.py"], folder, 600)
-    if error:
-        return error
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").open()]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = shutil.copytree(build / "scripts" / name, Path(scratch, name))
+        error = call([*command, "run.py"], folder, 900)
+        return error or [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").open()]
 
 
 def call(command, folder, limit_s):
@@ -198,14 +197,15 @@ def try_compiler(version, home, python):
     return {"compiler": proved, "tests": lines[-1].strip("= "), "failed": failed}
 
 
-def write_page():
-    import torch
-
+def write_page(known):
+    """`known`: the versions that there are; some may not have been tried."""
     results = [json.loads(path.read_text()) for path in (build / "results").glob("*.json")]
+    tried = {result["version"] for result in results}
+    results += [{"version": v, "missing": "not tried"} for v in known if v not in tried]
     results.sort(key=lambda result: minor_of(result["version"]))
     missing = [f"- {r['version']}: {r['missing']}" for r in results if "missing" in r]
     text = page.format(
-        steps=STEPS, here=torch.__version__.partition("+")[0], limit=LIMIT,
+        steps=STEPS, here=metadata.version("torch").partition("+")[0], limit=LIMIT,
         system=f"Python {platform.python_version()} on {platform.system()}, {platform.machine()}",
         rows="\n".join(row(result) for result in results if "missing" not in result),
         tests=", ".join(f"`test_{name}`" for name in TESTS),

@@ -140,7 +140,7 @@ takers: list[Take] = []
 @cache
 def watch_functions() -> None:
     """Let takers see every apply, by whatever name a module has it that is imported after this:
-    torch 2.15 has nothing below Function.apply, and what is bound to that escapes a later patch."""
+    torch 2.14 has nothing below Function.apply, and what is bound to that escapes a later patch."""
     function: Any = torch.autograd.Function
     below = find("torch.autograd.function._SingleLevelFunction")
     base = below if below and isinstance(vars(function).get("apply"), classmethod) else function
@@ -199,7 +199,7 @@ def checkpoints_plain(
             return function(*args, **{k: v for k, v in kwargs.items() if k not in own})
 
     name = "_checkpoint_without_reentrant_generator"
-    called = f"{name}_impl" if hasattr(module, f"{name}_impl") else name  # since torch 2.15
+    called = f"{name}_impl" if hasattr(module, f"{name}_impl") else name  # since torch 2.14
     inner = {called: generator, "CheckpointFunction": Plain}
     known = all(hasattr(module, name) for name in inner)
     return patched(module, **inner if known else {"checkpoint": plain})  # by this name alone
