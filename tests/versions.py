@@ -58,7 +58,7 @@ of the same specs under that version, and the tests that are listed below, witho
 
 Tests: {tests}.
 
-## Not run
+## Not run, or failed
 
 {missing}
 """
@@ -203,13 +203,12 @@ def write_page(known):
     tried = {result["version"] for result in results}
     results += [{"version": v, "missing": "not tried"} for v in known if v not in tried]
     results.sort(key=lambda result: minor_of(result["version"]))
-    missing = [f"- {r['version']}: {r['missing']}" for r in results if "missing" in r]
     text = page.format(
         steps=STEPS, here=metadata.version("torch").partition("+")[0], limit=LIMIT,
         system=f"Python {platform.python_version()} on {platform.system()}, {platform.machine()}",
         rows="\n".join(row(result) for result in results if "missing" not in result),
         tests=", ".join(f"`test_{name}`" for name in TESTS),
-        missing="\n".join(missing) or "All that were asked for ran.",
+        missing="\n".join(line for r in results for line in gaps(r)) or "Nothing is missing.",
     )  # fmt: skip
     (root / "docs" / "versions.md").write_text(text)
 
@@ -217,12 +216,29 @@ def write_page(known):
 def row(result):
     scripts, proved = result["scripts"], result.get("compiler", {})
     numbers = [value for value in scripts.values() if isinstance(value, float)]
-    good = [value for value in numbers if value <= LIMIT]
-    right = f"{sum(not error for error in proved.values())} of {len(proved)}" if proved else ""
-    tests = re.sub(r" in [\d.]+s.*", "", result.get("tests", ""))
+    ran = f"{sum(value <= LIMIT for value in numbers)} of {len(specs)}"
     largest = f"{max(numbers):.1g}" if numbers else ""
-    ran = f"{len(good)} of {len(scripts)}"
+    right = f"{sum(not error for error in proved.values())} of {len(specs)}" if proved else ""
+    tests = re.sub(r" in [\d.]+s.*", "", result.get("tests", ""))
     return f"| {result['version']} | {ran} | {largest} | {right} | {tests} |"
+
+
+def gaps(result):
+    """What did not run, or failed, a line each."""
+    version = result["version"]
+    if "missing" in result:
+        yield f"- {version}: {result['missing']}"
+        return
+    runs = {"scripts": result["scripts"]}
+    if minor_of(version) >= oldest:
+        runs["ppc verify --exact"] = result.get("compiler", {})
+    for what, found in runs.items():
+        absent = [path.stem for path in specs if path.stem not in found]
+        if absent:
+            yield f"- {version}, {what}: not tried for {', '.join(absent)}"
+        wrong = {name: v for name, v in found.items() if isinstance(v, str) and v}
+        yield from (f"- {version}, {what}, {n}: {v.splitlines()[-1]}" for n, v in wrong.items())
+    yield from (f"- {version}, tests: {line}" for line in result.get("failed", ()))
 
 
 if __name__ == "__main__":
