@@ -167,10 +167,12 @@ def test_autograd_functions_are_met(monkeypatch, below):
         assert Scaled.apply(x) == (x, 2)
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpoints_are_met(monkeypatch, use_reentrant):
+def test_checkpoints_are_met(monkeypatch, known, use_reentrant):
     module = torch.utils.checkpoint
-    monkeypatch.delattr(module, "CheckpointFunction")
+    if not known:
+        monkeypatch.delattr(module, "CheckpointFunction")
     entered, before = [], module.checkpoint
 
     def around():

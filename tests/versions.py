@@ -238,6 +238,8 @@ def gaps(result):
             yield f"- {version}, {what}: not tried for {', '.join(absent)}"
         wrong = {name: v for name, v in found.items() if isinstance(v, str) and v}
         yield from (f"- {version}, {what}, {n}: {v.splitlines()[-1]}" for n, v in wrong.items())
+    if minor_of(version) >= oldest and "tests" not in result:
+        yield f"- {version}, tests: not tried"
     yield from (f"- {version}, tests: {line}" for line in result.get("failed", ()))
 
 
