@@ -121,12 +121,10 @@ def test_the_versions_of_torch_agree():
     (needed,) = (r for r in project["project"]["dependencies"] if r.startswith("torch"))
     assert needed == f"torch>={'.'.join(map(str, version.oldest))}"
     page = (root / "docs" / "versions.md").read_text()
-    minors = [
-        (int(a), int(b)) for a, b in re.findall(r"^(?:\| |- )(\d+)\.(\d+)", page, re.MULTILINE)
-    ]
-    assert {(2, 9), version.oldest, version.newest} <= set(minors)
-    assert max(minors) == version.newest
-    assert [minor for minor in minors if minor >= version.oldest] == [(2, 13), (2, 14), (2, 15)]
+    found = re.findall(r"^(?:\| |- )(\d+)\.(\d+)", page, re.MULTILINE)
+    minors = sorted({(int(major), int(minor)) for major, minor in found})
+    assert (minors[0], minors[-1]) == ((2, 9), version.newest)
+    assert minors[-3] == version.oldest  # the compiler: on the last three
 
 
 def brought_by(requirements, *, anywhere=False):
