@@ -9,12 +9,17 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from inits import Init, distance
+from jobs import make_spec
+from nets import net
 from test_registered import job
 from torch import nn
+from torch.distributions import Distribution, Normal
 from torch.fx.experimental import proxy_tensor
 
 from ppc.errors import CaptureError
 from ppc.frontend.capture import autocast, private
+from ppc.frontend.capture.capture import capture
+from ppc.frontend.capture.distributions import unchecked
 from ppc.frontend.capture.private import fake_mode, storage_address
 from ppc.pipeline import compile
 
@@ -185,6 +190,23 @@ def test_checkpoints_are_met(monkeypatch, known, use_reentrant):
         y = module.checkpoint(torch.add, x, x, use_reentrant=use_reentrant, **args)
     assert (y.item(), y.requires_grad, entered) == (2 if use_reentrant else 4, False, [1])
     assert module.checkpoint is before
+
+
+@pytest.mark.usefixtures("nothing_found")
+def test_regions_that_do_not_stay_flat_are_refused(tmp_path):
+    code = net("with torch.no_grad():\n    h = self.a(x)\nreturn self.b(self.a(x) + h)")
+    with pytest.raises(CaptureError, match="wrap_with_set_grad_enabled has no form in a script"):
+        capture(make_spec(tmp_path, code))
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_distributions_check_again(monkeypatch, said):
+    if not said:
+        monkeypatch.delattr(Distribution, "_validate_args")
+    with unchecked():
+        Normal(0.0, -1.0)
+    with pytest.raises(ValueError, match="scale"):
+        Normal(0.0, -1.0)
 
 
 @pytest.mark.usefixtures("nothing_found")

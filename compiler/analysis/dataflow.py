@@ -254,3 +254,12 @@ def inputs_of(
     if not shown and any(has_batch((op.args, op.kwargs)) for op in ops):
         found += [i for i in graph.inputs if has_batch(i.meta.shape)][:1]
     return tuple(found)
+
+
+def layer_seeds(graph: Graph) -> tuple[tuple[str, str], ...]:
+    """The first random op of each layer that has one, and the layer's path."""
+    ops = {op.name: op for op in graph.ops}
+    firsts = (
+        (next((n for n in layer.ops if ops[n].random), None), layer.path) for layer in graph.layers
+    )
+    return tuple((name, path) for name, path in firsts if name is not None)

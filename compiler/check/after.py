@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..errors import CaptureError
 from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
-from ..frontend.capture.export import is_data_dependent
 from ..frontend.capture.private import stores, version_of
+from ..frontend.capture.remedies import is_data_dependent
 from ..frontend.capture.user import resolve, users_errors
 from ..ir.graph import Graph
 from ..ir.spec import Spec

@@ -1,5 +1,7 @@
 """What replicas of a stage share: which of them a rank is, and how they sum their gradients."""
 
+from collections.abc import Sequence
+
 from ..ir.plan import Plan
 from ..ir.program import Collective, Loop, Program
 from ..ir.unit import Unit
@@ -73,7 +75,28 @@ def reduced_parameters(job: Job, unit: Unit) -> str:
     if not left_out:
         some = "[p for p in stage.parameters() if p.requires_grad]"
         return some if frozen else "list(stage.parameters())"
-    listed = ", ".join(map(quote, left_out))
-    other = f"!= {listed}" if len(left_out) == 1 else f"not in ({listed})"
+    paths = list(cover(left_out, names))
+    if names.isdisjoint(paths):  # whole modules
+        starts = [quote(f"{path}.") for path in paths]
+        listed = starts[0] if len(starts) == 1 else f"({', '.join(starts)})"
+        others = f"not name.startswith({listed})"
+    elif len(left_out) == 1:
+        others = f"name != {quote(left_out[0])}"
+    else:
+        others = f"name not in ({', '.join(map(quote, left_out))})"
     also = " and p.requires_grad" if frozen else ""
-    return f"[p for name, p in stage.named_parameters() if name {other}{also}]"
+    return f"[p for name, p in stage.named_parameters() if {others}{also}]"
+
+
+def cover(chosen: Sequence[str], names: set[str]) -> list[str]:
+    """The fewest paths that stand for all chosen names and no other."""
+    left, found = list(chosen), []
+    while left:
+        parts = left[0].split(".")
+        paths = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
+        path = next(
+            p for p in paths if all(n in chosen for n in names if n == p or n.startswith(f"{p}."))
+        )
+        found.append(path)
+        left = [n for n in left if n != path and not n.startswith(f"{path}.")]
+    return found

@@ -1,6 +1,6 @@
 """The lines between a script's definitions and its training loop, and after it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ..ir.graph import Dim, Graph
 from ..ir.program import Edge, Program, Save
@@ -16,7 +16,7 @@ from .messages import is_general, label, message_shape, variable
 from .norms import norm_group_lines
 from .optimizer import optimizer_lines
 from .recompute import recompute_lines
-from .reducer import padded, reduced_parameters, reduction
+from .reducer import cover, padded, reduced_parameters, reduction
 
 
 def grad_lines(job: Job, unit: Unit) -> Iterator[str]:
@@ -158,20 +158,6 @@ def frozen_lines(graph: Graph, unit: Unit) -> Iterator[str]:
         inside = any(name == path or name.startswith(f"{path}.") for name in here)
         if inside and not any(path.startswith(f"{other}.") for other in evaluated):
             yield f"stage.get_submodule({quote(path)}).eval()"
-
-
-def cover(chosen: Sequence[str], names: set[str]) -> list[str]:
-    """The fewest paths that stand for all chosen names and no other."""
-    left, found = list(chosen), []
-    while left:
-        parts = left[0].split(".")
-        paths = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-        path = next(
-            p for p in paths if all(n in chosen for n in names if n == p or n.startswith(f"{p}."))
-        )
-        found.append(path)
-        left = [n for n in left if n != path and not n.startswith(f"{path}.")]
-    return found
 
 
 def group_lines(program: Program) -> Iterator[str]:

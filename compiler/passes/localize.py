@@ -14,6 +14,7 @@ from ..analysis.dataflow import (
     canonical_fqns,
     count_calls,
     inputs_of,
+    layer_seeds,
     recomputable,
     storages,
 )
@@ -287,15 +288,6 @@ def held(
         trainable=meta.requires_grad,
         reached=fqn in back,
     )
-
-
-def layer_seeds(graph: Graph) -> tuple[tuple[str, str], ...]:
-    """The first random op of each layer that has one, and the layer's path."""
-    ops = {op.name: op for op in graph.ops}
-    firsts = (
-        (next((n for n in layer.ops if ops[n].random), None), layer.path) for layer in graph.layers
-    )
-    return tuple((name, path) for name, path in firsts if name is not None)
 
 
 def whole_calls(graph: Graph, facts: Facts, ops: Iterable[Op]) -> tuple[CallId, ...]:

@@ -9,7 +9,11 @@ import os
 import runpy
 from pathlib import Path
 
+import torch
+
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 if world_size != 2:
     raise SystemExit(f"multimodel is compiled for 2 ranks, not {world_size}")
+if torch.__version__ < "2.9":
+    raise SystemExit(f"multimodel needs torch 2.9 or newer; rank {rank} has {torch.__version__}")
 runpy.run_path(str(Path(__file__).with_name(f"rank{rank}.py")), run_name="__main__")

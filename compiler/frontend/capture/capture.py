@@ -45,12 +45,8 @@ def capture(spec: Spec) -> Graph:
     forget()
     refuse_unlike(spec)
     fields = read_fields(spec)
-    know(spec, {})
     with numerics(spec):
-        built = build_fake(spec)
-        if spec.model.leaf:
-            know(spec, find_leaves(spec, built, model_folder(spec)))
-            stand_in(built.model)
+        built = build(spec)
         binding = bind(spec, built.model, fields)
         refuse_undivided(spec, binding.fields, binding.whole)
         training = make_training(spec, built.model, binding)
@@ -68,23 +64,32 @@ def capture(spec: Spec) -> Graph:
             coupled = accept_coupling(spec, raw)
             graph = assemble(spec, raw, built, training, sizes, told)
             graph = replace(graph, coupled=coupled)
-    functions = {
-        target: replace(function, where=short(function.where, spec.folder))
-        for target, function in raw.functions.items()
-    }
-    sources = {path: leaf.source for path, leaf in known.leaves.items() if leaf.source}
-    graph = replace(
-        graph,
-        registered=raw.registered,
-        functions=functions,
-        leaves=sources,
-        autocast=training.autocast,
-    )
+    graph = note_users_own(spec, replace(graph, autocast=training.autocast), raw)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)
     try_backwards(graph, sizes[0])
     return graph
+
+
+def build(spec: Spec) -> Built:
+    """The model without values; its leaves stand for their results."""
+    know(spec, {})
+    built = build_fake(spec)
+    if spec.model.leaf:
+        know(spec, find_leaves(spec, built, model_folder(spec)))
+        stand_in(built.model)
+    return built
+
+
+def note_users_own(spec: Spec, graph: Graph, raw: Raw) -> Graph:
+    """What stays whole: operations, autograd functions and leaves."""
+    functions = {
+        target: replace(function, where=short(function.where, spec.folder))
+        for target, function in raw.functions.items()
+    }
+    leaves = {path: leaf.source for path, leaf in known.leaves.items() if leaf.source}
+    return replace(graph, registered=raw.registered, functions=functions, leaves=leaves)
 
 
 @contextmanager

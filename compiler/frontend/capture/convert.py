@@ -16,12 +16,13 @@ from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
 from . import whole
 from .applied import make_op
 from .arguments import dtype_name, spelling, to_arg
-from .export import RawCall, Traced, needs_values
+from .export import RawCall, Traced
 from .overloads import without_out
 from .places import Places, module_calls, module_path, region_mark, users_location
 from .private import OpOverload, schema_of
 from .raw import Raw
 from .registered import module_of
+from .remedies import needs_values, other_way
 from .schema import draws, dropped, given_positionals, is_default, running_statistics
 from .statements import frames, users_frame
 from .trees import tree_leaves
@@ -29,22 +30,6 @@ from .user import location
 
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Each kind of device, and each CPU, runs these in a way of its own."""
-
-other_ways = {
-    "flex_attention": "F.scaled_dot_product_attention with a mask; a model of transformers: "
-    "attn_implementation='sdpa' in its config",
-}
-"""What to write instead of operations that hold functions."""
-
-
-def other_way(name: str, *, transform: bool) -> str:
-    """What to write instead of something that holds functions."""
-    if transform:
-        return "operations on the whole batch"
-    return other_ways.get(name) or (
-        "operations of torch that compute it: torch.where of both branches for torch.cond, a loop "
-        "over range(n) for a scan"
-    )
 
 
 class Mode(NamedTuple):
@@ -218,17 +203,14 @@ class Converter:
         call, number = self.places.find(node)
         schema = schema_of(target)
         given = given_positionals(schema, node.args)
+        said = {k: v for k, v in node.kwargs.items() if not dropped(schema, k, v)}
         outputs = self.outputs(node)
         frame = users_frame(frames(node.stack_trace))
         return Op(
             name=self.name(node),
             target=str(target),
             args=tuple(self.rename_nodes(a) for a in node.args[:given]),
-            kwargs=tuple(
-                (k, self.rename_nodes(v))
-                for k, v in node.kwargs.items()
-                if not dropped(schema, k, v)
-            ),
+            kwargs=tuple((k, self.rename_nodes(v)) for k, v in said.items()),
             arg_names=tuple(a.name for a in schema.arguments)[:given],
             outputs=outputs,
             call=call,

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ...errors import CaptureError, Location, PpcError
+from ...errors import CaptureError, PpcError
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
 from .autocast import autocast
@@ -35,6 +35,7 @@ from .private import (
     running_call,
 )
 from .python_state import code_line, forward_line, refuse_python_state
+from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
 from .replaced import on_tensor_hook
 from .training import Training
 from .user import call_site, first_line, users_errors, users_line
@@ -139,43 +140,6 @@ def plain_words(running: Sequence[str]) -> Iterator[None]:
                 "tuples of numbers where lengths are fixed: (9,) * len(x)",
             ) from error
         raise needs_values(users_line(error), running, experts=has_experts(error)) from error
-
-
-def is_data_dependent(error: Exception) -> bool:
-    """Whether a trace failed since it needed values: torch's errors of that kind are in private
-    modules, but keep their names."""
-    kinds = ("GuardOnDataDependentSymNode", "DataDependentOutput", "DynamicOutputShape")
-    return any(cls.__name__.startswith(kinds) for cls in type(error).__mro__)
-
-
-def has_experts(error: Exception) -> bool:
-    """Whether it comes from transformers' experts, who are looped over as the data choose."""
-    owners = (f.f_locals.get("self") for f, _ in traceback.walk_tb(error.__traceback__))
-    classes = [type(owner) for owner in owners]
-    return any(
-        "Experts" in c.__name__ and c.__module__.startswith("transformers.") for c in classes
-    )
-
-
-def needs_values(
-    where: Location | None, running: Sequence[str], *, experts: bool = False
-) -> CaptureError:
-    """Of what no graph can say before the data is there."""
-    leaf = leaf_hint(running)
-    return CaptureError(
-        "what forward computes hangs on the values of its data, not just on their shapes",
-        where,
-        "experts_implementation='batched_mm' in the model's config"
-        if experts
-        else "torch.where instead of `if`, all elements instead of x[mask], no .item()"
-        + f"; or {leaf}" * bool(leaf),
-    )
-
-
-def leaf_hint(running: Sequence[str]) -> str:
-    """How to keep the module whole that runs; "" where that is all of the model."""
-    path = running[-1] if running else ""
-    return f"keep the module whole: model: {{leaf: [{path}]}}" if path else ""
 
 
 @contextmanager
