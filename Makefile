@@ -4,7 +4,7 @@ PYTHON ?= python3
 bin := .venv/bin
 stamp := .venv/.installed
 
-.PHONY: install test test-all gpu check golden demo clean
+.PHONY: install test test-all gpu versions check golden demo clean
 
 install: $(stamp)
 
@@ -22,6 +22,11 @@ test-all: check
 # What needs a GPU, on one; skipped where torch sees none.
 gpu: install
 	$(bin)/python -m pytest -m gpu
+
+# By hand: an hour, and gigabytes where pip brings builds of torch for CUDA. VERSIONS="2.9.1 2.15.0"
+# tries these alone.
+versions: install
+	$(bin)/python tests/versions.py $(VERSIONS)
 
 check: install
 	$(bin)/ruff check .

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from . import __version__
 from .errors import Complaints, OutputError, PpcError, visible
 from .ir.spec import Spec
+from .version import untested_torch
 
 bug = 70  # EX_SOFTWARE of sysexits.h
 in_json = "ppc.json"  # key of the context's meta: was --json given?
@@ -165,6 +166,7 @@ def summary(spec: Spec) -> str:
 @app.command()
 def plan(spec_file: SpecFile, *, as_json: Json = False) -> None:
     """Show the plan, its cost and memory by rank, and the plans it beat. Writes nothing."""
+    note_torch()
     from . import pipeline
     from .frontend.load import load
 
@@ -186,6 +188,7 @@ def compile_(
     as_json: Json = False,
 ) -> None:
     """Write the scripts, one for each rank, the launcher and the plan."""
+    note_torch()
     from . import pipeline
     from .emit.describe import start_command
     from .emit.write import write
@@ -212,6 +215,13 @@ def listed(paths: Sequence[str]) -> str:
     return ", ".join([*some, *others])
 
 
+def note_torch() -> None:
+    """Before a model is captured: a torch that nobody has tried may do so differently."""
+    message = untested_torch()
+    if message:
+        typer.echo(f"note: {message}", err=True)
+
+
 def tell(name: str, form: object) -> None:
     """Progress, on a terminal, and what the user should know about the model."""
     if sys.stderr.isatty():
@@ -227,6 +237,7 @@ def show(
     after: Annotated[str, typer.Option("--after", metavar="PASS", help="Name of the pass.")],
 ) -> None:
     """Print what a pass of the compiler made."""
+    note_torch()
     from . import pipeline
     from .frontend.load import load
 
@@ -242,6 +253,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run the scripts and the user's own model, and compare losses, gradients and weights."""
+    note_torch()
     from .run.verify import verify as run_and_compare
 
     result = run_and_compare(target, steps=steps, exact=exact)

@@ -187,6 +187,30 @@ def test_plan_shows_the_plan_and_writes_nothing(ppc, job, tmp_path):
     assert tree(tmp_path) == before
 
 
+OTHERS = "those that ppc is tested with, 2.13 to 2.15; ppc verify proves its scripts here"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("installed", "note"),
+    [
+        ("2.12.1", f"note: torch 2.12.1 is older than {OTHERS}"),
+        ("2.13.0+cpu", None),
+        ("2.15.2", None),
+        ("2.16.0a0+git1", f"note: torch 2.16.0a0+git1 is newer than {OTHERS}"),
+        ("3.0.0", f"note: torch 3.0.0 is newer than {OTHERS}"),
+        ("unknown", None),
+    ],
+)
+def test_a_torch_that_nobody_has_tried(ppc, job, monkeypatch, installed, note):
+    """A note and no error, once, and where a model is captured (C62)."""
+    monkeypatch.setattr("ppc.version.version", lambda _: installed)
+    done = ppc("plan", job)
+    assert done.exit_code == 0
+    assert [line for line in done.stderr.splitlines() if "torch" in line] == [note] * bool(note)
+    assert "torch" not in ppc("check", job).stderr
+
+
 @pytest.mark.torch
 def test_compile_writes_a_folder_and_says_how_to_start_it(ppc, job, tmp_path, monkeypatch):
     done = ppc("compile", job)

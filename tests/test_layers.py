@@ -16,7 +16,7 @@ table = {
     "ir": (["errors"], []),
     "frontend": (["ir", "errors"], ["ruamel", "jsonschema"]),
     "frontend.capture": (
-        ["frontend", "frontend.samples", "ir", "errors"],
+        ["frontend", "frontend.samples", "ir", "errors", "version"],
         ["torch", "numpy", "safetensors"],
     ),
     "frontend.samples": (
@@ -44,7 +44,7 @@ table = {
         ],
         ["torch", "numpy", "safetensors"],
     ),
-    "cli": (["", "run", "pipeline", "emit", "frontend", "ir", "errors"], ["typer"]),
+    "cli": (["", "run", "pipeline", "emit", "frontend", "ir", "errors", "version"], ["typer"]),
     "": (["pipeline", "emit", "frontend", "errors", "version"], []),  # __init__.py: public names
     "__main__": (["cli"], []),
 }  # fmt: skip

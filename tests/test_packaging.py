@@ -3,6 +3,7 @@ constraints.txt pins what is installed."""
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from ppc import version
 
 root = Path(__file__).parent.parent
 project = tomllib.loads((root / "pyproject.toml").read_text())
@@ -111,6 +114,17 @@ def test_constraints_pin_what_is_installed():
     unpinned = {n for n in brought_by(requirements) - set(pinned) if is_installed(n)}
     # PyPI's torch for Linux brings these, in versions that it names itself
     assert [n for n in unpinned if not n.startswith(("nvidia-", "cuda-", "triton"))] == []
+
+
+def test_the_versions_of_torch_agree():
+    """What pip asks for, what the commands call tested, and what docs/versions.md says of."""
+    (needed,) = (r for r in project["project"]["dependencies"] if r.startswith("torch"))
+    assert needed == f"torch>={'.'.join(map(str, version.oldest))}"
+    page = (root / "docs" / "versions.md").read_text()
+    found = re.findall(r"^(?:\| |- )(\d+)\.(\d+)", page, re.MULTILINE)
+    minors = sorted({(int(major), int(minor)) for major, minor in found})
+    assert (minors[0], minors[-1]) == ((2, 9), version.newest)
+    assert minors[-3] == version.oldest  # the compiler: on the last three
 
 
 def brought_by(requirements, *, anywhere=False):

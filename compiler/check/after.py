@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..errors import CaptureError
 from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
-from ..frontend.capture.private import is_data_dependent
+from ..frontend.capture.private import stores, version_of
+from ..frontend.capture.remedies import is_data_dependent
 from ..frontend.capture.user import resolve, users_errors
 from ..ir.graph import Graph
 from ..ir.spec import Spec
@@ -106,7 +107,7 @@ def as_parameters(stage: nn.Module) -> None:
     """What was loaded, a plain tensor each, as the script has it."""
     made: dict[int, nn.Parameter] = {}
     for module in stage.modules():
-        held = module._parameters  # noqa: SLF001  # setattr takes no plain tensor for a parameter
+        held, _ = stores(module)  # setattr takes no plain tensor for a parameter
         for name, tensor in held.items():
             if tensor is not None:
                 made.setdefault(id(tensor), nn.Parameter(tensor.detach(), tensor.requires_grad))
@@ -117,7 +118,7 @@ def run_after(after: Callable[[nn.Module], Any], spec: Spec, module: nn.Module, 
     """Call it. Raises CaptureError for what it may not do."""
     name, where = spec.train.after_step, spec.at("train.after_step")
     parameters = dict(module.named_parameters())
-    buffers = {key: (t, t._version) for key, t in module.named_buffers()}  # noqa: SLF001
+    buffers = {key: (t, version_of(t)) for key, t in module.named_buffers()}
     with torch.no_grad(), users_errors(where, f"{name} failed on {what}"):
         after(module)
     for key, parameter in module.named_parameters():
@@ -126,7 +127,7 @@ def run_after(after: Callable[[nn.Module], Any], spec: Spec, module: nn.Module, 
             raise CaptureError(f"{name} puts another tensor in the place of {key}", where, hint)
     for key, tensor in module.named_buffers():
         before, version = buffers.get(key, (None, 0))
-        if before is not tensor or version != tensor._version:  # noqa: SLF001
+        if before is not tensor or version != version_of(tensor):
             hint = "leave buffers alone: replicas have their own"
             raise CaptureError(f"{name} changes the buffer {key}", where, hint)
 

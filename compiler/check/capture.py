@@ -15,7 +15,8 @@ from ..frontend.capture.batch import Generaliser
 from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
 from ..frontend.capture.capture import trace
 from ..frontend.capture.fields import bind, read_fields
-from ..frontend.capture.private import fake_mode, libraries_export
+from ..frontend.capture.private import fake_mode
+from ..frontend.capture.replaced import libraries_export
 from ..frontend.capture.replay import replay
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.user import location, model_folder, users_errors

@@ -19,12 +19,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..frontend.capture.arguments import dtype_name
-from ..frontend.capture.private import is_fake, no_modes, storage_address
+from ..frontend.capture.private import (
+    TorchDispatchMode,
+    is_fake,
+    no_modes,
+    schema_of,
+    storage_address,
+)
 from ..frontend.capture.schema import draws, given_positionals, is_default
+from ..frontend.capture.trees import tree_leaves
 from .operations import copied, pieces, written
 from .shown import (
     Layout,
@@ -145,7 +150,7 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     def arguments(self, name: str, func: Any, args: Any, kwargs: Any) -> str:
         """The arguments as text, without what goes without saying."""
-        schema = func._schema  # noqa: SLF001  # the only way to a schema
+        schema = schema_of(func)
         args = args[: given_positionals(schema, args)]
         if name == "cat":
             args = (pieces(args[0]), *args[1:])

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from ..frontend.capture.private import schema_of
+from ..frontend.capture.trees import tree_leaves
 from .shown import is_whole
 
 copying = frozenset(("clone", "_to_copy", "lift_fresh", "lift_fresh_copy"))
@@ -22,7 +23,7 @@ def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments whose storage an operation writes; norms keep quiet about their statistics."""
     if func.name() in reshaping:
         return []
-    schema = func._schema.arguments  # noqa: SLF001  # the only way to a schema
+    schema = schema_of(func).arguments
     given = by_name(func, args, kwargs)
     names = [a.name for a in schema if a.alias_info is not None and a.alias_info.is_write]
     if given.get("training") or given.get("use_input_stats"):
@@ -33,7 +34,7 @@ def written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """An operation's arguments by the names of its schema, defaults included."""
-    schema = func._schema.arguments  # noqa: SLF001  # the only way to a schema
+    schema = schema_of(func).arguments
     found: dict[str, Any] = {a.name: a.default_value for a in schema if a.has_default_value()}
     return {**found, **dict(zip((a.name for a in schema), args, strict=False)), **kwargs}
 

@@ -3,12 +3,12 @@ stage is detached, and the gradients come back by the transfers alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InternalError
+from ..frontend.capture.private import stores
 from ..ir.graph import Graph
 from ..ir.unit import Transfer, Unit
 from .outcome import Outcome, copy_state, kept
@@ -132,8 +132,7 @@ def put(stage: nn.Module, name: str, tensor: Tensor) -> None:
     owner, _, last = name.rpartition(".")
     module = stage.get_submodule(owner)
     # setattr would take no plain tensor for a parameter
-    stores: list[Any] = [module._parameters, module._buffers]  # noqa: SLF001
-    store = next((store for store in stores if last in store), None)
+    store = next((store for store in stores(module) if last in store), None)
     if store is None:
         raise InternalError(f"the stage has no {name}", "lift")
     made = store[last]

@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers import it at their first step: two seconds of each rank
 import torch.distributed as dist
 import torch.distributed.elastic.multiprocessing.errors
+
+from ..frontend.capture.private import import_dynamo
 
 POLL_S = 0.005
 LAST_WORDS_S = 2.0  # for the other ranks, after the first failure, to say what they saw of it
@@ -45,6 +46,7 @@ def serve() -> None:
     """Answer requests until the client is gone."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library that prints must not write among the answers
+    import_dynamo()
     gc.freeze()
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import RunError
+from ..frontend.capture.private import TorchDispatchMode
 from ..frontend.capture.schema import draws
 from ..ir.graph import CallId, Graph
 

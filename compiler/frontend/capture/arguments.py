@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from ...ir.graph import Arg, Device, Items, TorchConstant
+from .private import OpOverload, schema_of
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -34,10 +35,11 @@ def to_arg(value: object, tensor: Callable[[object], Arg | None]) -> Arg:
     raise TypeError(f"{type(value).__name__} cannot be written in a script")
 
 
-def spelling(target: torch._ops.OpOverload) -> Literal["method", "torch", ""]:
+def spelling(target: OpOverload) -> Literal["method", "torch", ""]:
     """Where Python has an operation under its own name."""
-    name = target._schema.name.partition("::")[2]
-    first = target._schema.arguments[0] if target._schema.arguments else None
+    schema = schema_of(target)
+    name = schema.name.partition("::")[2]
+    first = schema.arguments[0] if schema.arguments else None
     if (
         first
         and first.name == "self"

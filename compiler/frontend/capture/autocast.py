@@ -9,13 +9,14 @@ Reference"; aten/src/ATen/autocast_mode.h).
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
-from .private import autocast_differences, below_autocast
+from .private import all_operations, implementations, kernel_under, schema_of
+from .trees import tree_leaves, tree_map
 
 in_bfloat16 = frozenset(
     ("_convolution", "_scaled_dot_product_flash_attention", "_thnn_fused_gru_cell",
@@ -51,17 +52,55 @@ def lists_of(kind: str) -> Iterator[None]:
     if kind == "cpu" or installed:
         yield
         return
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     installed.append(kind)
     try:
-        for name, overload, only_cpu in autocast_differences():
-            kernel = torch.library.fallthrough_kernel if only_cpu else make_kernel(name, overload)
-            qualified = name + f".{overload}" * (overload != "default")
-            library.impl(qualified, kernel, "AutocastCPU")
-        yield
+        with implementations() as library:
+            for name, overload, only_cpu in autocast_differences():
+                fallthrough = torch.library.fallthrough_kernel
+                kernel = fallthrough if only_cpu else make_kernel(name, overload)
+                qualified = name + f".{overload}" * (overload != "default")
+                library.impl(qualified, kernel, "AutocastCPU")
+            yield
     finally:
         installed.pop()
-        library._destroy()
+
+
+def is_autocast(target: str) -> bool:
+    """Whether autocast, on some device, chooses the dtype that an operation computes in."""
+    namespace, name, overload = target.split(".")
+    function = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    return any(kernel_under(function, key) for key in ("AutocastCPU", "AutocastCUDA"))
+
+
+@cache
+def autocast_differences() -> tuple[tuple[str, str, bool], ...]:
+    """(name, overload, whether only the CPU's has it) of the operations whose dtype one of two
+    autocasts chooses, that of CPUs or that of GPUs."""
+    found = []
+    for qualified in sorted(all_operations()):
+        namespace, _, rest = qualified.partition("::")
+        name, _, overload = rest.partition(".")
+        function = getattr(getattr(torch.ops.aten, name, None), overload or "default", None)
+        if namespace != "aten" or function is None:
+            continue
+        try:
+            on_cpu, on_gpu = (kernel_under(function, f"Autocast{k}") for k in ("CPU", "CUDA"))
+        except RuntimeError:  # TorchScript's own: no operator
+            continue
+        if on_cpu != on_gpu or (on_gpu and name == "grid_sampler"):
+            found.append((name, overload or "default", not on_gpu))
+    return tuple(found)
+
+
+@contextmanager
+def below_autocast() -> Iterator[None]:
+    """No autocast, without a trace of it in what is traced."""
+    before, off = torch.is_autocast_enabled("cpu"), False
+    torch.set_autocast_enabled("cpu", off)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cpu", before)
 
 
 @contextmanager
@@ -92,7 +131,7 @@ def regions_of(kind: str) -> Iterator[None]:
 def make_kernel(name: str, overload: str) -> Callable[..., object]:
     """What the GPU's autocast does to the operands of one operation."""
     function = getattr(getattr(torch.ops.aten, name), overload)
-    names = [argument.name for argument in function._schema.arguments]
+    names = [argument.name for argument in schema_of(function).arguments]
 
     def kernel(*args: Any, **kwargs: Any) -> object:
         floats = [t for t in tree_leaves((args, kwargs)) if is_cast(t)]

@@ -8,7 +8,8 @@ from ...errors import CaptureError
 from ...ir.graph import Graph, Op, Ref, State, TensorMeta
 from .functions import Watch
 from .measure import make
-from .private import fake_mode, is_data_dependent
+from .private import fake_mode
+from .remedies import is_data_dependent
 from .replay import classes, run_op
 from .user import location, users_errors
 

@@ -9,16 +9,24 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...errors import CaptureError, Location
 from ...ir.graph import Recipe
 from ...ir.spec import Spec
 from .autocast import lists_of
 from .made import Given, noting_arguments
-from .private import fake_copy, fake_mode, fakes_convert, is_fake, one_trunc_normal
+from .private import (
+    FakeTensorMode,
+    fake_mode,
+    forward_pre_hooks,
+    is_counting_norm,
+    is_fake,
+    one_trunc_normal,
+    stores,
+)
 from .recipe import assign_seeds, zeros
 from .record import Recorder
+from .replaced import fakes_convert
 from .sharing import find_shared
 from .user import call, first_line
 from .whole import stand_in
@@ -38,13 +46,13 @@ trunc_normal_.register_fake(lambda *_: None)
 
 def record_trunc_normal(
     tensor: torch.Tensor,
-    mean: float,
-    std: float,
-    a: float,
-    b: float,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """Stands in for torch.nn.init._no_grad_trunc_normal_ while a factory is recorded."""
+    """Stands in for nn.init.trunc_normal_ while a factory is recorded."""
     with torch.no_grad():
         if generator is None:
             trunc_normal_(tensor, mean, std, a, b)
@@ -197,13 +205,13 @@ def refuse_unsupported(path: str, module: nn.Module, where: Location | None) -> 
             where,
             "hold the module itself, without torch.jit.script or trace",
         )
-    if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is None:
+    if is_counting_norm(module) and module.momentum is None:
         raise CaptureError(
             f"{path} averages over all steps so far, by a count that forward reads (momentum=None)",
             where,
             "a momentum: 0.1 is torch's default",
         )
-    for hook in module._forward_pre_hooks.values():
+    for hook in forward_pre_hooks(module):
         made = type(hook).__module__
         if made in ("torch.nn.utils.spectral_norm", "torch.nn.utils.prune"):
             raise CaptureError(
@@ -219,7 +227,7 @@ def to_float64(model: nn.Module) -> None:
     """model.to(torch.float64), which tensors without values do not allow; ties are kept."""
     known: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for store in (module._parameters, module._buffers):
+        for store in stores(module):
             for name, tensor in list(store.items()):
                 if (
                     tensor is None
@@ -259,6 +267,11 @@ def plain_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}" if path else name, value
 
 
+def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of the same shape and dtype."""
+    return mode.from_tensor(tensor.detach())
+
+
 def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
     """Replace the real tensors that a factory put in (from numpy, say) by fakes; ties are kept."""
     known: dict[int, torch.Tensor] = {}
@@ -274,7 +287,7 @@ def make_fake(model: nn.Module, mode: FakeTensorMode) -> None:
         return known[id(tensor)]
 
     for module in model.modules():
-        for store in (module._parameters, module._buffers, vars(module)):
+        for store in (*stores(module), vars(module)):
             for name, value in list(store.items()):
                 if isinstance(value, torch.Tensor) and not is_fake(value) and value.is_leaf:
                     setattr(module, name, fake(value))

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from ...ir.graph import Arg, CallId, Op, Ref, State, TensorMeta
 from .arguments import to_arg
-from .private import functional_form, is_autocast
+from .autocast import is_autocast
+from .overloads import functional_form
 from .raw import Raw
 from .record import max_inline_elements
 from .rewrite import name_states, rewrite, substitute, substitute_call, with_sizes

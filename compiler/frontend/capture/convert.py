@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Node
-from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
 from ...ir.graph import Arg, Items, Op, Ref, State, TensorMeta
@@ -18,12 +17,15 @@ from . import whole
 from .applied import make_op
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced
+from .overloads import without_out
 from .places import Places, module_calls, module_path, region_mark, users_location
+from .private import OpOverload, schema_of
 from .raw import Raw
 from .registered import module_of
 from .remedies import needs_values, other_way
-from .schema import draws, dropped, given_positionals, is_default, running_statistics, without_out
+from .schema import draws, dropped, given_positionals, is_default, running_statistics
 from .statements import frames, users_frame
+from .trees import tree_leaves
 from .user import location
 
 recurrent = frozenset(f"aten::{name}" for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -164,7 +166,7 @@ class Converter:
 
     def op(self, node: Node) -> None:
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, OpOverload):
             name = getattr(target, "__name__", str(target))
             transform = getattr(target, "__module__", "").startswith("torch._functorch")
             raise CaptureError(
@@ -175,7 +177,7 @@ class Converter:
         if target.namespace not in ("aten", "ppc"):
             module = module_of(target, self.folder, module_path(node), users_location(node))
             self.raw.registered[str(target)] = module
-        if self.mode.autocast and target._schema.name in recurrent:
+        if self.mode.autocast and schema_of(target).name in recurrent:
             raise CaptureError(
                 f"what dtype {target} gives under autocast hangs on the machine",
                 users_location(node),
@@ -196,22 +198,19 @@ class Converter:
         if plain:
             self.write_out(op, node, self.rename_nodes(out))
 
-    def operation(self, node: Node, target: torch._ops.OpOverload) -> Op:
+    def operation(self, node: Node, target: OpOverload) -> Op:
         """A node as an op. `target`: its own, or that without `out`."""
         call, number = self.places.find(node)
-        schema = target._schema
+        schema = schema_of(target)
         given = given_positionals(schema, node.args)
+        said = {k: v for k, v in node.kwargs.items() if not dropped(schema, k, v)}
         outputs = self.outputs(node)
         frame = users_frame(frames(node.stack_trace))
         return Op(
             name=self.name(node),
             target=str(target),
             args=tuple(self.rename_nodes(a) for a in node.args[:given]),
-            kwargs=tuple(
-                (k, self.rename_nodes(v))
-                for k, v in node.kwargs.items()
-                if not dropped(schema, k, v)
-            ),
+            kwargs=tuple((k, self.rename_nodes(v)) for k, v in said.items()),
             arg_names=tuple(a.name for a in schema.arguments)[:given],
             outputs=outputs,
             call=call,
@@ -267,7 +266,7 @@ class Converter:
 
     def aliased(self, node: Node, *, write: bool) -> tuple[str, ...]:
         """Values and fqns that the op writes, or whose storage its outputs share."""
-        schema = node.target._schema  # type: ignore[union-attr]
+        schema = schema_of(node.target)
         shared = {s for r in schema.returns if r.alias_info for s in r.alias_info.before_set}
         found = []
         for value, argument in zip(node.args, schema.arguments, strict=False):

@@ -135,7 +135,7 @@ class Flow:
         name = op.target.split(".")[1]
         given = dict(zip(op.arg_names, op.args, strict=True)) | dict(op.kwargs)
         source = op.args[0] if op.args else None
-        if not isinstance(source, Ref):
+        if not isinstance(source, Ref) or not op.target.startswith("aten."):
             return False
         shape = self.raw.values[source.name].shape
         if name in along:

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 
 from torch.distributions import Distribution
 
+from .private import arguments_checked
+
 
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Leave out the checks of arguments, which look at values and compute nothing."""
-    before = Distribution._validate_args
+    before = arguments_checked()
     Distribution.set_default_validate_args(value=False)
     try:
         yield

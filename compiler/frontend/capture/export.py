@@ -29,14 +29,14 @@ from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
 from .inner_backward import refuse_inner_backward
 from .private import (
-    is_data_dependent,
+    gradient_hooks,
     node_name,
-    on_tensor_hook,
     regions_flat,
     running_call,
 )
 from .python_state import code_line, forward_line, refuse_python_state
-from .remedies import has_experts, leaf_hint, needs_values
+from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
+from .replaced import on_tensor_hook
 from .training import Training
 from .user import call_site, first_line, users_errors, users_line
 
@@ -273,9 +273,7 @@ def refuse_hooks(model: nn.Module) -> Iterator[None]:
         )
 
     for path, module in model.named_modules():
-        owners = (p._backward_hooks for p in module.parameters(recurse=False))
-        held = (module._backward_hooks, module._backward_pre_hooks, *owners)
-        for made in chain.from_iterable(hooks.values() for hooks in held if hooks):
+        for made in gradient_hooks(module):
             raise CaptureError(
                 f"capture would lose the hooks on gradients of {path or 'the model'}",
                 code_line(made),

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ...errors import CaptureError
 from ...ir.graph import Arg, Items, Ref
 from .arguments import to_arg
-from .private import on_autograd_function, storage_address
+from .private import TorchDispatchMode, on_autograd_function, schema_of, storage_address
 from .replay import given
 from .schema import draws
+from .trees import tree_leaves
 from .user import call_site
 
 pending: dict[int, "Application"] = {}
@@ -98,7 +97,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         self.writes = self.draws = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = func._schema.arguments
+        schema = schema_of(func).arguments
         named = {**dict(zip((a.name for a in schema), args, strict=False)), **(kwargs or {})}
         written = [named.get(a.name) for a in schema if a.alias_info and a.alias_info.is_write]
         self.writes |= any(

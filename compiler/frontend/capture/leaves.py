@@ -22,10 +22,13 @@ from .arguments import to_arg
 from .build import Built
 from .leaf import constructor, describe
 from .made import Given
+from .private import is_counting_norm
 from .user import first_line
 from .whole import Leaf
 
 alone = "scripts build a leaf by its constructor alone"
+instance_norms = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+"""Their statistics are of one sample each."""
 
 
 def find_leaves(spec: Spec, built: Built, folder: Path) -> dict[str, Leaf]:
@@ -94,10 +97,8 @@ def refuse_root(spec: Spec, path: str, where: Location | None) -> None:
 def refuse_norms(path: str, module: nn.Module, where: Location | None) -> None:
     """Raises CaptureError for batch norms inside: nobody would see what they normalise by."""
     for name, inner in module.named_modules():
-        counts = isinstance(inner, nn.modules.batchnorm._BatchNorm) and (  # of all
-            inner.training or inner.running_mean is None
-        )
-        if counts:
+        counts = is_counting_norm(inner) and not isinstance(inner, instance_norms)
+        if counts and (inner.training or inner.running_mean is None):
             raise CaptureError(
                 f"{called(path)} has a batch norm, {name or path}: inside a leaf nobody sees how "
                 "many samples it normalises, nor keeps it from counting them twice",

@@ -11,11 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ir.graph import Amount, CallId, Dim, Graph, Op, Parameter, Ref, State, TensorMeta
 from . import whole
-from .private import fake_mode, flop_formula, storage_address
+from .private import TorchDispatchMode, fake_mode, flop_formula, storage_address
 from .replay import run_op, value
 
 

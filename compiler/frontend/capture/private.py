@@ -1,30 +1,54 @@
-"""Every use of torch's private interfaces, in one place, each with what is public around it."""
+"""Every use of torch's private interfaces, in one place, each with what is public around it.
+
+A later torch may be without a name: then another way is taken, which each says, or the name is
+refused here, by a message. tests/test_private.py hides the names one by one.
+"""
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
-from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.flop_counter import flop_registry
+from torch.multiprocessing import reductions
+from torch.utils.flop_counter import FlopCounterMode
 
-from .recipe import full_overwrites
-from .user import is_users
+from ...errors import CaptureError
+from ...version import tested_torch
+from .patched import patched
 
-fillers = frozenset(target.split(".")[1] for target in full_overwrites)
+try:
+    from torch._C import Argument, FunctionSchema
+    from torch._ops import OpOverload
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+    from torch.utils._python_dispatch import TorchDispatchMode
+except ImportError as error:  # nothing stands in for these
+    raise CaptureError(
+        f"torch {torch.__version__} is not as ppc knows it: {str(error).partition(' (')[0]}",
+        hint=f"a torch that ppc is tested with, {tested_torch}",
+    ) from error
+
+__all__ = ["Argument", "FakeTensorMode", "FunctionSchema", "OpOverload", "TorchDispatchMode"]
+
+
+def find(path: str) -> Any:
+    """What torch has under a private name; None in a version that has it no more."""
+    module, _, name = path.rpartition(".")
+    with suppress(ImportError):
+        return getattr(import_module(module), name, None)
+    return None
+
+
+weak_reference: Any = reductions.StorageWeakRef
+disable_modes = find("torch.utils._python_dispatch._disable_current_modes")
+flop_registry = find("torch.utils.flop_counter.flop_registry")
+own_definitions = find("torch._library.custom_ops.OPDEFS")
 
 
 def fake_mode() -> FakeTensorMode:
@@ -38,26 +62,9 @@ def is_fake(value: object) -> bool:
 
 def storage_address(tensor: torch.Tensor) -> int:
     """An identity of the tensor's storage, valid as long as the storage is held."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def real_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a real tensor, made outside of any mode."""
-    with _disable_current_modes():
-        return tensor.detach().clone()
-
-
-def fake_copy(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor of the same shape and dtype."""
-    return mode.from_tensor(tensor.detach())
-
-
-def is_data_dependent(error: Exception) -> bool:
-    """Whether a trace failed since it needed values."""
-    return isinstance(
-        error,
-        GuardOnDataDependentSymNode | DataDependentOutputException | DynamicOutputShapeException,
-    )
+    storage = tensor.untyped_storage()
+    address = getattr(storage, "_cdata", None)
+    return int(weak_reference(storage).cdata if address is None else address)
 
 
 def node_name(tensor: torch.Tensor) -> str | None:
@@ -82,120 +89,79 @@ def running_call() -> tuple[str, int] | None:
 
 @contextmanager
 def no_modes() -> Iterator[None]:
-    """Real computation inside of a mode."""
-    with _disable_current_modes():
+    """Real computation inside of a mode: without any, or past all of them."""
+    with disable_modes() if disable_modes else torch._C._DisableTorchDispatch():
         yield
 
 
-@contextmanager
-def one_trunc_normal(operation: object) -> Iterator[None]:
-    """Let every alias of nn.init.trunc_normal_ run `operation`: torch's own looks at values."""
-    original = nn.init._no_grad_trunc_normal_
-    nn.init._no_grad_trunc_normal_ = operation  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        nn.init._no_grad_trunc_normal_ = original
+def one_trunc_normal(operation: object) -> AbstractContextManager[None]:
+    """Let nn.init.trunc_normal_ run `operation`, as torch's own looks at values: by every name that
+    it was imported by, or by its own alone."""
+    inner = "_no_grad_trunc_normal_"
+    return patched(nn.init, **{inner if hasattr(nn.init, inner) else "trunc_normal_": operation})
 
 
-@contextmanager
-def fakes_convert() -> Iterator[None]:
-    """Let model.to(...) convert tensors without values: their data is set, as torch swaps none."""
-    original = torch.utils.swap_tensors
-    torch.utils.swap_tensors = lambda old, new: setattr(old, "data", new)
-    try:
-        yield
-    finally:
-        torch.utils.swap_tensors = original
-
-
-@contextmanager
-def masks_unread() -> Iterator[None]:
+def masks_unread() -> AbstractContextManager[None]:
     """Let nn.TransformerEncoder and its like not read whether a mask is causal: it is applied as it
-    is, unless the user says so."""
-    module = nn.modules.transformer
-    original: Any = module._detect_is_causal_mask
-    patched: Any = lambda _, is_causal=None, __=None: is_causal is True  # noqa: E731
-    module._detect_is_causal_mask = patched
-    try:
-        yield
-    finally:
-        module._detect_is_causal_mask = original
+    is, unless the user says so. If they read it in another way, that is refused."""
+
+    def detect(_: object, is_causal: bool | None = None, __: object = None) -> bool:  # noqa: FBT001  # torch's
+        return is_causal is True
+
+    name = "_detect_is_causal_mask"
+    there = hasattr(nn.modules.transformer, name)
+    return patched(nn.modules.transformer, **{name: detect} if there else {})
 
 
-@contextmanager
-def libraries_export() -> Iterator[None]:
-    """Let libraries compute as they do during export, where transformers makes masks that it leaves
-    to the attention else. A user's own line is told the truth: it is to do the same either way."""
-    names = ("is_compiling", "is_exporting")
-    originals = {name: getattr(torch.compiler, name) for name in names}
-
-    def exporting() -> bool:
-        frame = inspect.currentframe()
-        caller = frame and frame.f_back
-        return bool(caller and "site-packages" in caller.f_code.co_filename)
-
-    for name in names:
-        setattr(torch.compiler, name, exporting)
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch.compiler, name, original)
+Take = Callable[[type, Callable[..., object], tuple[object, ...]], object]
+takers: list[Take] = []
+"""Who is told where a torch.autograd.Function is applied, the innermost last."""
 
 
-@contextmanager
-def on_autograd_function(
-    take: Callable[[type, Callable[..., object], tuple[object, ...]], object],
-) -> Iterator[None]:
-    """Call `take` with the class, torch's own apply and the arguments where a user's
-    torch.autograd.Function is applied, but for those that another one's forward applies.
-
-    What is patched lies below Function.apply, which people bind to a name of their own.
-    """
-    base: Any = torch.autograd.function._SingleLevelFunction
-    running: list[type] = []
+@cache
+def watch_functions() -> None:
+    """Let takers see every apply, by whatever name a module has it that is imported after this:
+    torch 2.14 has nothing below Function.apply, and what is bound to that escapes a later patch."""
+    function: Any = torch.autograd.Function
+    below = find("torch.autograd.function._SingleLevelFunction")
+    base = below if below and isinstance(vars(function).get("apply"), classmethod) else function
+    own = vars(base).get("apply")
 
     def apply(cls: Any, /, *args: object, **kwargs: object) -> object:
-        plain = super(base, cls).apply
-        if cls.__module__.startswith("torch.") or running or kwargs:  # of which torch takes none
+        plain = own.__get__(None, cls) if own else super(base, cls).apply
+        if cls.setup_context is not function.setup_context:  # then torch fills in what is not given
+            bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs = bound.args, bound.kwargs
+        if not takers or kwargs or cls.__module__.startswith("torch."):  # torch takes no kwargs
             return plain(*args, **kwargs)
-        running.append(cls)
+        take = takers.pop()
         try:
             return take(cls, plain, args)
         finally:
-            running.pop()
+            takers.append(take)
 
     base.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        del base.apply
 
 
 @contextmanager
-def on_tensor_hook(refuse: Callable[[], object]) -> Iterator[None]:
-    """Call `refuse` where a user's line puts a hook on a tensor's gradient; torch does so, too."""
-    original = torch.Tensor.register_hook
-
-    def register_hook(tensor: torch.Tensor, hook: Callable[..., object]) -> object:
-        frame = inspect.currentframe()
-        if frame and frame.f_back and is_users(frame.f_back.f_code.co_filename):
-            refuse()
-        return original(tensor, hook)  # type: ignore[no-untyped-call]
-
-    torch.Tensor.register_hook = register_hook  # type: ignore[method-assign]
+def on_autograd_function(take: Take) -> Iterator[None]:
+    """Call `take` with the class, torch's own apply and the arguments where a user's
+    torch.autograd.Function is applied, but for those that another one's forward applies."""
+    watch_functions()
+    takers.append(take)
     try:
         yield
     finally:
-        torch.Tensor.register_hook = original  # type: ignore[method-assign]
+        takers.pop()
 
 
-@contextmanager
-def checkpoints_plain(around: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def checkpoints_plain(
+    around: Callable[[], AbstractContextManager[None]],
+) -> AbstractContextManager[None]:
     """Call what torch.utils.checkpoint is given directly, within `around()`, by whatever name the
     user imported it: values are the same, and batch norms count a microbatch once."""
-    module: Any = torch.utils.checkpoint
+    module = torch.utils.checkpoint
 
     def generator(*_: object, **__: object) -> Iterator[None]:
         with around():
@@ -207,85 +173,128 @@ def checkpoints_plain(around: Callable[[], AbstractContextManager[None]]) -> Ite
             with around():
                 return function(*args)
 
-    patches = {"_checkpoint_without_reentrant_generator": generator, "CheckpointFunction": Plain}
-    originals = {name: getattr(module, name) for name in patches}
-    for name, patch in patches.items():
-        setattr(module, name, patch)
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
+    own = {*inspect.signature(module.checkpoint).parameters, "preserve_rng_state"}
+
+    def plain(function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        with around():
+            return function(*args, **{k: v for k, v in kwargs.items() if k not in own})
+
+    name = "_checkpoint_without_reentrant_generator"
+    called = f"{name}_impl" if hasattr(module, f"{name}_impl") else name  # since torch 2.14
+    inner = {called: generator, "CheckpointFunction": Plain}
+    known = all(hasattr(module, name) for name in inner)
+    return patched(module, **inner if known else {"checkpoint": plain})  # by this name alone
 
 
 @contextmanager
 def regions_flat() -> Iterator[None]:
     """Let an export leave no_grad and autocast regions as they ran, with marks where they begin and
-    end: of the sub-graphs that torch makes of them, a no_grad in an autocast is lost."""
-    modules = replace_set_grad_with_hop_pass, replace_autocast_with_hop_pass
-    originals = {module: getattr(module, module.__name__.split(".")[-1]) for module in modules}
-    for module, original in originals.items():
-        setattr(module, original.__name__, lambda *graph_and_signature: graph_and_signature)
-    try:
+    end: of sub-graphs made of them a no_grad in an autocast is lost. Any that stay are refused."""
+    with ExitStack() as stack:
+        for name in ("replace_set_grad_with_hop_pass", "replace_autocast_with_hop_pass"):
+            path = f"torch._export.passes.{name}"
+            if find(f"{path}.{name}"):
+                stack.enter_context(patched(import_module(path), **{name: lambda *made: made}))
         yield
+
+
+def kernel_under(function: OpOverload, key: str) -> bool:
+    """Whether an operation has a kernel of its own under a dispatch key."""
+    return bool(function.has_kernel_for_dispatch_key(getattr(torch._C.DispatchKey, key)))
+
+
+def all_operations() -> list[str]:
+    """`aten::add.Tensor` and all others that torch has registered."""
+    names = find("torch._C._dispatch_get_all_op_names")
+    if names:
+        return list(names())
+    schemas = torch._C._jit_get_all_schemas()  # with TorchScript's own
+    return [s.name + f".{s.overload_name}" * bool(s.overload_name) for s in schemas]
+
+
+@contextmanager
+def implementations() -> Iterator[Any]:
+    """A library that implements torch's own operations anew, as long as this lasts."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    try:
+        yield library
     finally:
-        for module, original in originals.items():
-            setattr(module, original.__name__, original)
+        library._destroy()
 
 
-def functional_form(target: str) -> str | None:
-    """`aten.relu.default` for `aten.relu_.default`; None where none has equal arguments, and for
-    what fills a tensor, since Python has no `x.exponential()`."""
-    namespace, name, overload = target.split(".")
-    if namespace != "aten" or not name.endswith("_") or name.startswith("__") or name in fillers:
-        return None
-    packet = getattr(torch.ops.aten, name.rstrip("_"), None)
-    wanted = signature(getattr(getattr(torch.ops.aten, name), overload))
-    overloads = packet.overloads() if packet is not None else ()
-    found = (getattr(packet, other) for other in sorted(overloads, key=overload.__ne__))
-    return next((str(function) for function in found if signature(function) == wanted), None)
+def flop_formula(func: OpOverload) -> Callable[..., int] | None:
+    """Torch's own formula for an operation's FLOPs, from its arguments and result; or its counter,
+    for which the operation runs again."""
+
+    def count(*args: object, out_val: object, **kwargs: object) -> int:  # noqa: ARG001  # as torch's
+        with FlopCounterMode(display=False) as counter:
+            func(*args, **kwargs)
+        return int(counter.get_total_flops())
+
+    return count if flop_registry is None else flop_registry.get(func.overloadpacket)
 
 
-def is_autocast(target: str) -> bool:
-    """Whether autocast, on some device, chooses the dtype that an operation computes in."""
-    namespace, name, overload = target.split(".")
-    qualified = f"{namespace}::{name}" + f".{overload}" * (overload != "default")
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has_kernel(qualified, key) for key in ("AutocastCPU", "AutocastCUDA"))
+def schema_of(function: Any) -> FunctionSchema:
+    """Names, types and aliases of what an operation takes and returns."""
+    return function._schema  # type: ignore[no-any-return]
 
 
-@cache
-def autocast_differences() -> tuple[tuple[str, str, bool], ...]:
-    """(name, overload, whether only the CPU's has it) of the operations whose dtype one of two
-    autocasts chooses, that of CPUs or that of GPUs."""
-    found = []
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    for schema in torch._C._jit_get_all_schemas():
-        namespace, _, name = schema.name.partition("::")
-        overload = schema.overload_name
-        if namespace != "aten" or not hasattr(torch.ops.aten, name):
-            continue
-        qualified = f"{schema.name}.{overload}" if overload else schema.name
-        try:
-            on_cpu, on_gpu = (has_kernel(qualified, f"Autocast{k}") for k in ("CPU", "CUDA"))
-        except RuntimeError:  # TorchScript's own: no operator
-            continue
-        if on_cpu != on_gpu or (on_gpu and name == "grid_sampler"):
-            found.append((name, overload or "default", not on_gpu))
-    return tuple(found)
+def stores(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Where a module holds its parameters and its buffers: setattr is for some things only."""
+    return module._parameters, module._buffers
 
 
-def below_autocast() -> AbstractContextManager[object]:
-    """No autocast, without a trace of it in what is traced."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    return torch._C._ExcludeDispatchKeyGuard(keys)
+def gradient_hooks(module: nn.Module) -> list[object]:
+    """What is to happen when gradients come to the module, or to its parameters."""
+    owners = (p._backward_hooks for p in module.parameters(recurse=False))
+    held = (module._backward_hooks, module._backward_pre_hooks, *owners)
+    return [hook for hooks in held if hooks for hook in hooks.values()]
 
 
-def signature(function: torch._ops.OpOverload) -> list[tuple[str, str]]:
-    """Names and types of an operation's arguments."""
-    return [(a.name, str(a.type)) for a in function._schema.arguments]
+def forward_pre_hooks(module: nn.Module) -> tuple[object, ...]:
+    """What runs before the module's forward."""
+    return tuple(module._forward_pre_hooks.values())
 
 
-def flop_formula(func: torch._ops.OpOverload) -> Callable[..., int] | None:
-    """Torch's own formula for an operation's FLOPs, from its arguments and result."""
-    return flop_registry.get(func._overloadpacket)
+def is_counting_norm(module: nn.Module) -> bool:
+    """Whether it is one of torch's norms with running statistics."""
+    return isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often its memory was written."""
+    return tensor._version
+
+
+def arguments_checked() -> bool:
+    """Whether torch.distributions checks what it is given; where it does not say: as at first."""
+    return bool(getattr(torch.distributions.Distribution, "_validate_args", __debug__))
+
+
+def import_dynamo() -> None:
+    """What optimizers import at their first step: it takes two seconds."""
+    with suppress(ImportError):
+        import_module("torch._dynamo")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOperation:
+    """What torch.library.custom_op made."""
+
+    name: str
+    """`bench::sleep`"""
+    function: Callable[..., object]
+    """The user's."""
+    schema: FunctionSchema
+    has_backward: bool
+
+
+def own_operations() -> Mapping[str, OwnOperation]:
+    """All that there are, by name. Torch keeps no public list of them: a version without the one
+    known here has none, and a model that calls one is refused."""
+    return {
+        name: OwnOperation(
+            name, made._init_fn, schema_of(made._opoverload), made._backward_fn is not None
+        )
+        for name, made in (own_definitions or {}).items()
+    }

@@ -10,14 +10,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...ir.graph import Arg, Op, Recipe, Ref, TorchConstant
 from .arguments import dtype_name, spelling, to_arg
-from .private import is_fake, no_modes, real_copy, storage_address
+from .overloads import without_out
+from .private import (
+    TorchDispatchMode,
+    is_fake,
+    no_modes,
+    schema_of,
+    storage_address,
+)
 from .recipe import full_overwrites, is_fill, simplify
 from .replay import replay
-from .schema import without_out
+from .trees import tree_leaves
 
 max_inline_elements = 16
 """A constant up to this size is written into the script; a larger one is saved beside it."""
@@ -106,9 +112,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
         def tensor(value: object) -> Arg | None:
             return Ref(self.name(value)) if isinstance(value, torch.Tensor) else None
 
-        schema = func._schema.arguments
+        schema = schema_of(func).arguments
         target = str(func)
-        reshapes = func._schema.name in reshaping_in_place
+        reshapes = schema_of(func).name in reshaping_in_place
         written = [
             a for a, s in zip(args, schema, strict=False) if s.alias_info and s.alias_info.is_write
         ]
@@ -170,7 +176,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 
     def views(self, values: object) -> tuple[View, ...]:
         """Of every tensor in a nest of tuples, lists and dicts."""
-        leaves = torch.utils._pytree.tree_leaves(values)
+        leaves = tree_leaves(values)
         found = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         for tensor in found:
             self.name(tensor)
@@ -275,3 +281,9 @@ def literal(name: str, value: torch.Tensor) -> Op:
         args=(to_arg(value.tolist(), lambda _: None),), arg_names=("data",),
         kwargs=(("dtype", to_arg(value.dtype, lambda _: None)),), outputs=(name,), call=("", 0),
     )  # fmt: skip
+
+
+def real_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a real tensor, made outside of any mode."""
+    with no_modes():
+        return tensor.detach().clone()

@@ -8,11 +8,9 @@ and whoever holds the one before calls what is gone.
 import sys
 from pathlib import Path
 
-from torch._library.custom_ops import OPDEFS, CustomOpDef
-from torch._ops import OpOverload
-
 from ...errors import CaptureError, Location
 from ...ir.graph import Graph, Op, Ref, State
+from .private import OpOverload, OwnOperation, own_operations
 
 texts: dict[str, bytes] = {}
 """What stood in the file of a module that registers operations, when it was imported."""
@@ -20,13 +18,13 @@ texts: dict[str, bytes] = {}
 
 def registered_by(module: str) -> list[str]:
     """The operations, `bench::sleep`, that a module registered."""
-    return [name for name, made in OPDEFS.items() if made._init_fn.__module__ == module]
+    return [name for name, made in own_operations().items() if made.function.__module__ == module]
 
 
-def find_operation(target: str) -> CustomOpDef | None:
+def find_operation(target: str) -> OwnOperation | None:
     """What torch.library.custom_op made of `bench.sleep.default`."""
     namespace, name, _ = target.split(".")
-    return OPDEFS.get(f"{namespace}::{name}")
+    return own_operations().get(f"{namespace}::{name}")
 
 
 def module_file(module: str) -> Path:
@@ -51,14 +49,14 @@ def refuse_registering(module: str, file: Path) -> None:
     for name in registered_by(module):
         raise CaptureError(
             f"{file.name} registers the operation {name} beside other things",
-            definition(OPDEFS[name]),
+            definition(own_operations()[name]),
             "a file of its own beside this one, which this one imports, and the scripts import too",
         )
 
 
-def definition(made: CustomOpDef) -> Location:
+def definition(made: OwnOperation) -> Location:
     """Where an operation's function stands."""
-    code = made._init_fn.__code__
+    code = made.function.__code__
     file, here = Path(code.co_filename), Path.cwd()
     shown = file.relative_to(here) if file.is_relative_to(here) else file
     return Location(str(shown), code.co_firstlineno)
@@ -70,7 +68,7 @@ def module_of(target: OpOverload, folder: Path, path: str, where: Location | Non
     Raises CaptureError for any other, and for an operation that writes its arguments.
     """
     made = find_operation(str(target))
-    module = made._init_fn.__module__ if made else ""
+    module = made.function.__module__ if made else ""
     if made is None or module_file(module) != folder.resolve() / f"{module}.py":
         raise CaptureError(
             f"{target} in {path} is an operation of {target.namespace}'s own, "
@@ -81,9 +79,9 @@ def module_of(target: OpOverload, folder: Path, path: str, where: Location | Non
             + "; experts: experts_implementation='batched_mm' in the model's config"
             * ("grouped_mm" in str(target)),
         )
-    if made._opoverload._schema.is_mutable:
+    if made.schema.is_mutable:
         raise CaptureError(
-            f"{made._qualname} writes its arguments, which an operation of one's own may not yet",
+            f"{made.name} writes its arguments, which an operation of one's own may not yet",
             definition(made),
             "return what it computes, with mutates_args=()",
         )
@@ -94,11 +92,11 @@ def refuse_underivable(graph: Graph) -> None:
     """Raises CaptureError where a gradient would end at an operation that has no backward."""
     for op in graph.ops:
         made = find_operation(op.target)
-        if made and made._backward_fn is None and op.grad and needs_gradient(op, graph):
+        if made and not made.has_backward and op.grad and needs_gradient(op, graph):
             raise CaptureError(
-                f"{made._qualname} has no backward, and what it reads needs a gradient",
+                f"{made.name} has no backward, and what it reads needs a gradient",
                 definition(made),
-                f"{made._init_fn.__name__}.register_autograd, or the call under torch.no_grad()",
+                f"{made.function.__name__}.register_autograd, or the call under torch.no_grad()",
             )
 
 

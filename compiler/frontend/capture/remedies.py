@@ -22,6 +22,13 @@ def other_way(name: str, *, transform: bool) -> str:
     )
 
 
+def is_data_dependent(error: Exception) -> bool:
+    """Whether a trace failed since it needed values: torch's errors of that kind are in private
+    modules, but keep their names."""
+    kinds = ("GuardOnDataDependentSymNode", "DataDependentOutput", "DynamicOutputShape")
+    return any(cls.__name__.startswith(kinds) for cls in type(error).__mro__)
+
+
 def has_experts(error: Exception) -> bool:
     """Whether it comes from transformers' experts, who are looped over as the data choose."""
     owners = (f.f_locals.get("self") for f, _ in traceback.walk_tb(error.__traceback__))

@@ -6,20 +6,23 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from .private import Argument, FunctionSchema, schema_of
+
 machine_flags = frozenset(("cudnn_enable", "cudnn_enabled"))
 """Torch passes what the machine has; the script's machine decides for itself."""
 
 
 def running_statistics(node: Node) -> list[Node]:
     """Buffers that a norm writes in training, which its schema keeps quiet about."""
-    arguments = {a.name: v for a, v in zip(node.target._schema.arguments, node.args, strict=False)}  # type: ignore[union-attr]
+    names = (argument.name for argument in schema_of(node.target).arguments)
+    arguments = dict(zip(names, node.args, strict=False))
     if not (arguments.get("training") or arguments.get("use_input_stats")):
         return []
     found = (arguments.get(name) for name in ("running_mean", "running_var"))
     return [value for value in found if isinstance(value, Node)]
 
 
-def given_positionals(schema: torch._C.FunctionSchema, args: Sequence[object]) -> int:
+def given_positionals(schema: FunctionSchema, args: Sequence[object]) -> int:
     """How many positional arguments say something: trailing defaults do not."""
     said = [
         not (a.has_default_value() and is_default(a, v))
@@ -28,7 +31,7 @@ def given_positionals(schema: torch._C.FunctionSchema, args: Sequence[object]) -
     return max((i + 1 for i, says in enumerate(said) if says), default=0)
 
 
-def is_default(argument: torch._C.Argument, value: object) -> bool:
+def is_default(argument: Argument, value: object) -> bool:
     """Whether a value is what the schema takes anyway; flags of the machine count as such."""
     if argument.name in machine_flags:
         return True
@@ -41,7 +44,7 @@ def is_default(argument: torch._C.Argument, value: object) -> bool:
     return (numbers or type(default) is type(value)) and default == value
 
 
-def dropped(schema: torch._C.FunctionSchema, name: str, value: object) -> bool:
+def dropped(schema: FunctionSchema, name: str, value: object) -> bool:
     """Whether a keyword argument says nothing, or nothing to this form of the operation."""
     argument = next((a for a in schema.arguments if a.name == name), None)
     return argument is None or name in ("pin_memory", "layout") or is_default(argument, value)
@@ -51,7 +54,7 @@ def draws(target: Any, args: Iterable[object], kwargs: Mapping[str, object]) -> 
     """Whether an operation draws random numbers as it is called: not dropout with p = 0, say."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    arguments = target._schema.arguments
+    arguments = schema_of(target).arguments
     given = {a.name: a.default_value for a in arguments if a.has_default_value()}
     given |= {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
     if given.get("train", True) is False or given.get("training", True) is False:
@@ -60,15 +63,3 @@ def draws(target: Any, args: Iterable[object], kwargs: Mapping[str, object]) -> 
     if "train" in given:  # else p is that of a draw, which p = 0 does not spare
         chance = given.get("p", given.get("dropout", chance))
     return bool(chance != 0)
-
-
-def without_out(func: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """`aten.div.Tensor` for `aten.div.out`, whose result goes to a tensor that is given."""
-    makers = ("dtype", "layout", "device", "pin_memory")
-    wanted = [a.name for a in func._schema.arguments if not a.is_out]
-    for name in func._overloadpacket.overloads():  # type: ignore[no-untyped-call]
-        other = getattr(func._overloadpacket, name)
-        arguments = [a for a in other._schema.arguments if a.name not in makers]
-        if [a.name for a in arguments] == wanted and not any(a.is_out for a in arguments):
-            return other  # type: ignore[no-any-return]
-    return None

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ...errors import CaptureError, PpcError
 from ...ir.graph import TensorMeta
@@ -21,10 +20,11 @@ from .build import Built, build_model, seeded
 from .fields import bind, read_fields
 from .leaves import called
 from .measure import FlopCounter
-from .private import storage_address
+from .private import storage_address, version_of
 from .python_state import find_holders, restored
 from .schema import draws
 from .training import Training, make_training
+from .trees import tree_leaves, tree_map
 from .user import call_site, users_errors
 from .whole import Result, Seen, known, shapes, stand_in, state_of
 
@@ -111,7 +111,7 @@ def look(
     for value in (*args, *kwargs.values()):
         refuse_objects(path, value, "is given", numbers=True)
     given, state = tensors((args, kwargs)), state_of(module)
-    before = [version(t) for t in (*given, *state)]
+    before = [version_of(t) for t in (*given, *state)]
     held = {storage_address(t) for t in (*given, *state)}
     kept: dict[int, int] = {}
 
@@ -125,15 +125,14 @@ def look(
         result = own(*args, **kwargs)
     refuse_objects(path, result, "returns", numbers=False)
     same = [a is b for a, b in zip(state, state_of(module), strict=True)]
-    if not all(same) or [version(t) for t in (*given, *state)] != before:
+    if not all(same) or [version_of(t) for t in (*given, *state)] != before:
         what = "writes to what it is given" if all(same) else "changes its tensors"
         raise refusal(path, f"{what}, or to its buffers", "return new tensors; no buffer to count")
     if any(storage_address(t) in held for t in tensors(result)):
         raise refusal(path, "returns the memory that it was given", ".clone() of it")
     refuse_detached(path, given, tensors(result))
-    leaves, tree = tree_flatten(result)
-    places = iter(range(len(leaves)))
-    nest = tree_unflatten([next(places) if x is not None else None for x in leaves], tree)
+    places = iter(range(len(tree_leaves(result))))
+    nest = tree_map(lambda x: None if x is None else next(places), result)
     results = tuple(Result(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors(result))
     random = counter.random or any(map(drops, module.modules()))
     return result, Seen(
@@ -156,11 +155,6 @@ def refuse_detached(path: str, given: Sequence[Tensor], results: Sequence[Tensor
 
 def tensors(nest: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(nest) if isinstance(leaf, Tensor)]
-
-
-def version(tensor: Tensor) -> int:
-    """How often its memory was written."""
-    return int(tensor._version)  # has no other name
 
 
 def drops(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from ...errors import CaptureError, Location, PpcError
 from ...ir.spec import Factory, Spec, Value
+from .private import watch_functions
 from .registered import is_current, note_registering, refuse_registering
 
 library_folders = (
@@ -34,6 +35,7 @@ def resolve(target: str, folder: Path, where: Location | None) -> object:
     A file is imported afresh each time, so that an edit between two compilations counts.
     """
     place, _, name = target.partition(":")
+    watch_functions()
     with users_errors(where, f"cannot import {target}"), beside(target, folder):
         module = (
             import_file(folder / place) if place.endswith(".py") else importlib.import_module(place)

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ...errors import CaptureError
 from ...ir.graph import Arg, Constructor, Op, references
 from ...ir.spec import Spec
-from .private import is_fake, node_name
+from .private import is_fake, node_name, stores
+from .trees import tree_leaves, tree_map
 
 target = "ppc.leaf.default"
 Shape = tuple[int, ...]
@@ -59,7 +59,7 @@ class Seen:
     """Of the tensors that it was given."""
     results: tuple[Result, ...]
     nest: Any
-    """How they stand in what it returned: a tree of torch's, the tensors' places numbered."""
+    """How they stand in what it returned, the tensors' places numbered."""
     flops: int
     saved: int
     """Bytes that autograd kept, without the tensors that it was given and its own."""
@@ -208,8 +208,7 @@ def stand_for(path: str, module: nn.Module, own: Callable[..., Any]) -> Callable
             return own(*args, **kwargs)
         seen = look_up(path, shapes(given))
         results = without_values(path, seen, given, state)
-        places, tree = tree_flatten(seen.nest)
-        return tree_unflatten([None if i is None else results[i] for i in places], tree)
+        return tree_map(lambda i: None if i is None else results[i], seen.nest)
 
     return forward
 
@@ -264,14 +263,14 @@ def real(path: str) -> nn.Module:
 def holding(module: nn.Module, state: Sequence[Tensor]) -> Iterator[None]:
     """While a leaf has other tensors than its own, those of a graph in the order of state_of."""
     new = dict(zip(map(id, state_of(module)), state, strict=True))
-    stores: list[Any] = [s for m in module.modules() for s in (m._parameters, m._buffers)]
-    before = [dict(store) for store in stores]
-    for store in stores:
+    held = [store for m in module.modules() for store in stores(m)]
+    before = [dict(store) for store in held]
+    for store in held:
         store.update({name: new[id(t)] for name, t in store.items() if t is not None})
     try:
         yield
     finally:
-        for store, old in zip(stores, before, strict=True):
+        for store, old in zip(held, before, strict=True):
             store.update(old)
 
 
