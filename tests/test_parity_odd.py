@@ -18,6 +18,7 @@ def spec_of(folder, code, fields, *, pipeline=2, replicas=1, **parallel):
     return make_spec(
         folder,
         code,
+        model={"coupled": "accept"},  # some follow the mean of what they see
         data={"source": "random", "samples": 10, "fields": shapes},
         train={"global_batch": 6, "steps": 2},
         cluster={"devices_per_node": pipeline * replicas},

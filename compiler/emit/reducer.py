@@ -75,13 +75,13 @@ def reduced_parameters(job: Job, unit: Unit) -> str:
     if not left_out:
         some = "[p for p in stage.parameters() if p.requires_grad]"
         return some if frozen else "list(stage.parameters())"
-    paths = list(cover(left_out, names))
-    if names.isdisjoint(paths):  # whole modules
+    paths = cover(left_out, names)
+    if len(left_out) == 1:
+        others = f"name != {quote(left_out[0])}"
+    elif names.isdisjoint(paths):  # whole modules
         starts = [quote(f"{path}.") for path in paths]
         listed = starts[0] if len(starts) == 1 else f"({', '.join(starts)})"
         others = f"not name.startswith({listed})"
-    elif len(left_out) == 1:
-        others = f"name != {quote(left_out[0])}"
     else:
         others = f"name not in ({', '.join(map(quote, left_out))})"
     also = " and p.requires_grad" if frozen else ""
