@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # as everyone calls it
+from torch import nn
 
 from ...errors import CaptureError
 from ...ir.spec import Spec
@@ -28,6 +29,15 @@ def find_loss(spec: Spec) -> Loss:
     if not callable(loss):
         what = f"{name} is not callable" if loss else f"{name!r} is not in torch.nn.functional"
         raise CaptureError(what, where, "or name a function: losses.py:loss")
+    if isinstance(loss, nn.Module):
+        held = [name for name, _ in (*loss.named_parameters(), *loss.named_buffers())]
+        if held:
+            raise CaptureError(
+                f"{name} is a module that holds {', '.join(held)}; no stage has tensors of a loss",
+                where,
+                "a function that makes them: weight=output.new_tensor([1.0, 2.0]); what is trained "
+                "belongs to the model, which may return its loss itself: loss: output",
+            )
     return loss
 
 
