@@ -24,8 +24,12 @@ MODELS = SPECS / "models"
 def load(name):
     spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    known = set(sys.modules)
     with patch.object(sys, "path", [str(MODELS), *sys.path]):  # for what it imports beside it
         spec.loader.exec_module(module)
+    for beside in set(sys.modules) - known:  # other folders have files of these names
+        if beside in {path.stem for path in MODELS.glob("*.py")}:
+            del sys.modules[beside]
     return module
 
 
