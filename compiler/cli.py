@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .errors import Complaints, OutputError, PpcError, visible
+from .ir.show import few_ranks
 from .ir.spec import Spec
 from .version import untested_torch
 
@@ -211,7 +212,7 @@ def listed(paths: Sequence[str]) -> str:
     """The files; of many scripts the first and the last."""
     scripts = [path for path in paths if re.fullmatch(r"rank\d+\.py", path)]
     others = [path for path in paths if path not in scripts]
-    some = scripts if len(scripts) <= 16 else [f"{scripts[0]} to {scripts[-1]}"]
+    some = scripts if len(scripts) <= few_ranks else [f"{scripts[0]} to {scripts[-1]}"]
     return ", ".join([*some, *others])
 
 

@@ -6,6 +6,7 @@ from textwrap import wrap as wrap_text
 
 from ..errors import visible
 from ..ir.program import Edge, Program
+from ..ir.show import few_ranks
 from ..ir.spec import Spec
 from ..ir.unit import Unit
 from .data import DataView, listed
@@ -14,8 +15,6 @@ from .leaves import leaf_modules
 from .reducer import reduction
 
 width = 99
-few_ranks = 16
-"""So many lines are read as a picture."""
 names_of_schedules = {"gpipe": "GPipe", "1f1b": "1F1B"}
 
 

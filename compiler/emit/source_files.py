@@ -163,13 +163,10 @@ def fit_lines(unit: Unit) -> Iterator[str]:
     """Whether the arrays have the shapes and dtypes that they had when they were compiled for."""
     if not unit.inputs:
         return
-    fields = [
-        f"({field}, arrays[{field}].shape, {shape_text(i.meta.shape)}, {dtype_text(i.meta)})"
-        if i.whole
-        else f"({field}, arrays[{field}].shape[1:], {shape_text(i.meta.shape[1:])}, "
-        f"{dtype_text(i.meta)})"
-        for i in unit.inputs
-        for field in [quote(i.field)]
-    ]
+    fields = []
+    for i in unit.inputs:
+        field, own = quote(i.field), slice(None) if i.whole else slice(1, None)
+        found = f"arrays[{field}].shape" + "[1:]" * (not i.whole)
+        fields.append(f"({field}, {found}, {shape_text(i.meta.shape[own])}, {dtype_text(i.meta)})")
     yield from wrap(f"compiled_for = [{', '.join(fields)}]", 0)
     yield from fit.splitlines()

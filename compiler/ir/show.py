@@ -9,7 +9,7 @@ from .schedule import Schedule
 from .unit import Unit
 
 few_ranks = 16
-"""Of so many all are shown."""
+"""So many are read at a glance, and all shown."""
 
 
 def show_form(form: object, plan: Plan | None = None) -> str:

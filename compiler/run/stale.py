@@ -1,12 +1,12 @@
 """Whether scripts are still those of their spec and of the user's files, before anything runs."""
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import Complaints, RunError
+from ..frontend.sources import digest
 
 
 def spec_of(folder: Path) -> Path:
@@ -21,7 +21,7 @@ def spec_of(folder: Path) -> Path:
     if not paths:
         message = f"{folder} was compiled from {name}, which is not there"
         raise RunError(message, hint="run ppc verify in the folder that ppc compile ran in")
-    path = next((path for path in paths if sha256(path) == manifest["spec_sha256"]), paths[0])
+    path = next((path for path in paths if digest(path) == manifest["spec_sha256"]), paths[0])
     complaints = list(changes(folder, manifest, path))
     if len(complaints) > 1:
         raise Complaints(complaints)
@@ -44,9 +44,9 @@ def read_manifest(folder: Path) -> tuple[Mapping[str, Any], Path]:
 def changes(folder: Path, manifest: Mapping[str, Any], spec: Path) -> Iterator[RunError]:
     """A complaint about each file that is no longer what the folder was compiled from."""
     files = {spec: manifest["spec_sha256"]}
-    files |= {spec.parent / name: digest for name, digest in manifest["sources"].items()}
+    files |= {spec.parent / name: before for name, before in manifest["sources"].items()}
     for path, before in files.items():
-        now = sha256(path)
+        now = digest(path)
         if now == before:
             continue
         what = f"has changed since {folder} was compiled from it: sha256 {before[:12]} then, "
@@ -54,8 +54,3 @@ def changes(folder: Path, manifest: Mapping[str, Any], spec: Path) -> Iterator[R
         if not now:
             what = f"is gone, from which {folder} was compiled"
         yield RunError(f"{path} {what}", hint=f"ppc compile {spec} -o {folder}")
-
-
-def sha256(path: Path) -> str:
-    """Of a file; "" for what is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

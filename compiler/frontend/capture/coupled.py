@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ...errors import CaptureError
 from ...ir.graph import Arg, Dim, Op, Ref, State, TensorMeta
 from ...ir.spec import Spec
+from ...ir.values import has_batch
 from .loss import find_loss
 from .raw import Raw
 from .user import is_users, location
@@ -125,7 +126,7 @@ class Flow:
                 self.of_all.intersection(reads) or any(map(self.is_batched, reads))
             ):
                 self.of_all.update(makes)
-        if (op.target.startswith("aten.arange") and has_dim(op.args)) or self.by_sample & set(
+        if (op.target.startswith("aten.arange") and has_batch(op.args)) or self.by_sample & set(
             reads
         ):
             self.by_sample.update(makes)
@@ -153,16 +154,11 @@ class Flow:
             return on_batch(shape, 0 if not given.get("batch_first") else 1)
         if name == attention:
             return on_batch(shape, -2)
-        return name == "layer_norm" and has_dim((given.get("normalized_shape"),))
+        return name == "layer_norm" and has_batch(given.get("normalized_shape"))
 
 
 def is_inexact(meta: TensorMeta | None) -> bool:
     return meta is None or meta.dtype.startswith(("float", "bfloat", "complex"))
-
-
-def has_dim(arguments: Sequence[Arg]) -> bool:
-    """Whether a size that grows with the batch is among nested arguments."""
-    return any(isinstance(a, Dim) or (isinstance(a, tuple) and has_dim(a)) for a in arguments)
 
 
 def on_batch(shape: Sequence[int | Dim], dims: Arg) -> bool:
