@@ -1,7 +1,7 @@
 """What the simulator wants to know of this machine; writes measured.json.
 
 One rank: seconds of a sleeping layer's forward and backward, Python and autograd included. Two: of
-a message from rank to rank, small and large.
+a message from rank to rank, small and large, and of large ones that go both ways at once.
 """
 
 import json
@@ -61,6 +61,23 @@ def exchange(elements, rounds, in_a_row=1):
     return median(taken) / in_a_row if rank == 0 else 0.0
 
 
+def exchange_both_ways(elements, rounds, in_a_row):
+    """Seconds of a message from each rank to the other, while one comes back."""
+    taken = []
+    groups = [there, back] if rank == 0 else [back, there]
+    for _ in range(rounds):
+        messages = [torch.ones(elements) for _ in range(in_a_row)]
+        answers = [torch.empty(elements) for _ in range(in_a_row)]
+        works = [dist.irecv(answer, 1 - rank, group=groups[1]) for answer in answers]
+        dist.barrier()
+        start = time.perf_counter()
+        works += [dist.isend(message, 1 - rank, group=groups[0]) for message in messages]
+        for work in works:
+            work.wait()
+        taken.append(time.perf_counter() - start)
+    return median(taken) / in_a_row
+
+
 if int(os.environ["WORLD_SIZE"]) == 1:
     found = op_times()
 else:
@@ -73,6 +90,9 @@ else:
         exchange(settings["elements"], 2, in_a_row=IN_A_ROW)
         large = exchange(settings["elements"], settings["rounds"], in_a_row=IN_A_ROW)
         found["transfer_s"] = large
+        found["both_ways_s"] = exchange_both_ways(
+            settings["elements"], settings["rounds"], in_a_row=IN_A_ROW
+        )
     dist.destroy_process_group()
 if int(os.environ["RANK"]) == 0:
     with open("measured.json", "w") as file:
