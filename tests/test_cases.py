@@ -456,7 +456,7 @@ def test_c47_replicas_of_a_pipeline_are_one_process(tmp_path, fork_server, sched
 
 
 def test_c56_a_rank_builds_only_its_part(tmp_path, fork_server):
-    """Of a model of 400 MB in two stages each rank has at most 200 MB, and no more at any time."""
+    """Of a model of 400 MB in two stages each rank has its 200 MB, and no more at any time."""
     code = """
 def build():
     layers = [nn.Linear(2000, 2000) for _ in range(25)]
@@ -481,7 +481,8 @@ def build():
     for rank in result.ranks:
         lines = [line for line in rank.stdout.splitlines() if line[0].isdigit()]
         (_, start), (peak, _) = (map(int, line.split()) for line in (lines[0], lines[-1]))
-        assert 180e3 < peak - start < 300e3
+        # libraries map up to 120 MB more; the whole model, or its part twice, would be 400 MB
+        assert 180e3 < peak - start < 380e3
 
 
 def test_c43_many_transfers_over_gloo(tmp_path, fork_server):
