@@ -251,6 +251,7 @@ def build():
 """
 
 
+@pytest.mark.slow
 def test_c42_two_runs_at_once_on_one_machine(tmp_path):
     """As torchrun --standalone starts them: neither asks for a port of its own."""
     folders = []

@@ -42,6 +42,7 @@ def job(folder, *, chance=0.3, blocks=3, stages=1, samples=16):
     )
 
 
+@pytest.mark.slow
 def test_dropout_is_that_of_the_model(tmp_path, fork_server):
     spec = job(tmp_path, blocks=1)
     folder = tmp_path / "out"

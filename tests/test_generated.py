@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ppc import pipeline
 from ppc.frontend.load import load
 from ppc.pipeline import compile
 
@@ -17,8 +18,14 @@ scripts = sorted((root / "generated").glob("*/*.py"))
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("checked", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", specs)
-def test_golden(name, monkeypatch):
+def test_golden(name, checked, monkeypatch):
+    """Unchecked: without the comparisons of model, graph and text, half of a compilation, which
+    `ppc verify` of these models goes beyond."""
+    if not checked:
+        for check in ("check_capture", "check_text", "check_after_step"):
+            monkeypatch.setattr(pipeline, check, lambda *_: None)
     monkeypatch.chdir(root)
     files = compile(load(Path("specs") / f"{name}.yaml"), Path("generated") / name)
     for file in files:

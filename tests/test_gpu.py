@@ -49,6 +49,7 @@ def train(folder, kind, *, device="h100", args=SMALL, steps=10, **train):
     return [json.loads(line)["loss"] for line in lines], weights
 
 
+@pytest.mark.slow
 def test_float64_is_as_on_the_cpu(tmp_path, kind):
     losses, weights = train(tmp_path / "a", kind, precision="fp64")
     expected, others = train(tmp_path / "b", "cpu", device="cpu", precision="fp64")

@@ -236,7 +236,7 @@ def test_a_server_goes_on_after_a_failure(write, fork_server):
     assert run_forked(folder, 1, timeout_s=20, server=fork_server).ok
 
 
-@pytest.mark.parametrize("victim", ["client", "server"])
+@pytest.mark.parametrize("victim", ["client", pytest.param("server", marks=pytest.mark.slow)])
 def test_ranks_end_with_client_and_server(write, tmp_path, victim):
     folder = write(CHILD + "\ntime.sleep(600)\n")
     client = f"""

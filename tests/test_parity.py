@@ -11,6 +11,7 @@ import pytest
 import torch
 from jobs import make_spec, prove, vary
 from safetensors.torch import save_file
+from thin import half_slow
 
 from ppc.emit.write import write
 from ppc.errors import PlanError
@@ -58,19 +59,19 @@ FIELDS = {"x": {"shape": [6]}, "y": {"shape": [2]}}
     ("name", "args", "data", "stages", "schedule"),
     [
         ("resnet18", {"width": 4}, IMAGES, 2, "gpipe"),
-        ("resnet18", {"width": 4}, IMAGES, 3, "1f1b"),
+        pytest.param("resnet18", {"width": 4}, IMAGES, 3, "1f1b", marks=pytest.mark.slow),
         ("unet3d", {"levels": 2}, VOLUMES, 3, "1f1b"),
-        ("unet3d", {"levels": 2}, VOLUMES, 4, "gpipe"),
+        pytest.param("unet3d", {"levels": 2}, VOLUMES, 4, "gpipe", marks=pytest.mark.slow),
         ("lstm", {"width": 16}, TEXT, 2, "1f1b"),
-        ("lstm", {"width": 16}, TEXT, 3, "gpipe"),
+        pytest.param("lstm", {"width": 16}, TEXT, 3, "gpipe", marks=pytest.mark.slow),
         ("dlrm", {}, {}, 2, "1f1b"),
-        ("dlrm", {}, {}, 3, "gpipe"),
+        pytest.param("dlrm", {}, {}, 3, "gpipe", marks=pytest.mark.slow),
         ("frozen", {}, IMAGES, 2, "gpipe"),
-        ("frozen", {}, IMAGES, 3, "1f1b"),
+        pytest.param("frozen", {}, IMAGES, 3, "1f1b", marks=pytest.mark.slow),
         ("gpt2", GPT2, TEXT, 2, "1f1b"),
-        ("gpt2", GPT2, TEXT, 4, "gpipe"),
+        pytest.param("gpt2", GPT2, TEXT, 4, "gpipe", marks=pytest.mark.slow),
         ("llama", LLAMA, TEXT, 2, "gpipe"),
-        ("llama", LLAMA, TEXT, 3, "1f1b"),
+        pytest.param("llama", LLAMA, TEXT, 3, "1f1b", marks=pytest.mark.slow),
     ],
 )
 def test_a_model(tmp_path, fork_server, name, args, data, stages, schedule):
@@ -79,6 +80,7 @@ def test_a_model(tmp_path, fork_server, name, args, data, stages, schedule):
     prove(spec, fork_server, steps=3)
 
 
+@pytest.mark.slow
 def test_skips_over_stages(tmp_path, fork_server):
     cuts = ["encoders.1", "bottleneck", "ups.1"]
     parallel = {"pipeline": 4, "schedule": "1f1b", "microbatches": 3, "cuts": cuts}
@@ -89,7 +91,8 @@ def test_skips_over_stages(tmp_path, fork_server):
     prove(spec, fork_server, steps=3)
 
 
-@pytest.mark.parametrize("name", ["dlrm", pytest.param("unet3d", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dlrm", "unet3d"])
 def test_a_model_under_torchrun(tmp_path, name):
     prove(vary(tmp_path, name, train={"global_batch": 8}), None, steps=2)
 
@@ -112,11 +115,13 @@ def num_steps(found):
     return sum(row.kind == "loss" for row in found.rows)
 
 
-@pytest.mark.parametrize("last_batch", ["keep", "drop"])
-@pytest.mark.parametrize("samples", [8, 9, 22, 24])
-@pytest.mark.parametrize(("stages", "microbatches"), [(1, 4), (2, 1), (2, 3), (3, 4), (3, 8)])
-def test_batches(tmp_path, fork_server, last_batch, samples, stages, microbatches):
+@pytest.mark.parametrize(
+    ("shape", "samples", "last_batch"),
+    half_slow([(1, 4), (2, 1), (2, 3), (3, 4), (3, 8)], [8, 9, 22, 24], ["keep", "drop"]),
+)
+def test_batches(tmp_path, fork_server, shape, samples, last_batch):
     """Even and uneven microbatches; a last batch of 1 or of 6 samples, or none."""
+    stages, microbatches = shape
     data = {"samples": samples, "last_batch": last_batch}
     spec = mlp(tmp_path, data=data, pipeline=stages, microbatches=microbatches)
     assert num_steps(prove(spec, fork_server)) == 6
@@ -154,9 +159,9 @@ def test_an_optimizer(tmp_path, fork_server, optimizer):
     prove(mlp(tmp_path, train={"optimizer": optimizer}), fork_server)
 
 
-@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 2, 6])
-@pytest.mark.parametrize("final", [0, 0.1])
+@pytest.mark.parametrize(
+    ("name", "warmup", "final"), half_slow(["constant", "linear", "cosine"], [0, 2, 6], [0, 0.1])
+)
 def test_a_course_of_the_learning_rate(tmp_path, fork_server, name, warmup, final):
     course = {"name": name, "warmup": warmup} | ({"final": final} if name != "constant" else {})
     prove(mlp(tmp_path, train={"lr_schedule": course}), fork_server)

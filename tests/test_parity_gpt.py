@@ -5,6 +5,7 @@
 
 import pytest
 from jobs import prove, vary
+from thin import half_slow
 
 pytestmark = pytest.mark.dist
 
@@ -14,10 +15,10 @@ DATA = {"samples": 26, "fields": {"tokens": FIELD, "labels": FIELD}}
 STEPS = 4
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("microbatches", [1, 3, 8])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("stages", "schedule", "microbatches", "dropout"),
+    half_slow([1, 2, 3, 4], ["gpipe", "1f1b"], [1, 3, 8], [0.0, 0.1]),
+)
 def test_gpt(tmp_path, fork_server, stages, schedule, microbatches, dropout):
     spec = vary(
         tmp_path,

@@ -5,6 +5,7 @@ from pathlib import Path
 import kept
 import pytest
 from jobs import vary
+from thin import half_slow
 
 from ppc.analysis.cost import microbatch_size
 from ppc.analysis.memory import kept_bytes, live_microbatches, measure_runs, reruns
@@ -71,9 +72,10 @@ def counted(folder, server, world_size):
     return [int((folder / f"{rank}.kept").read_text()) for rank in range(world_size)]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("recompute", ["none", "stage", "modules", "user"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "recompute", "schedule"),
+    half_slow(MODELS, ["none", "stage", "modules", "user"], ["gpipe", "1f1b"]),
+)
 def test_the_plan_counts_what_is_kept(tmp_path, fork_server, name, recompute, schedule):
     """On the first, the middle and the last of three stages."""
     spec = make_spec(tmp_path, name, recompute, schedule)

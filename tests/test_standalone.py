@@ -111,6 +111,7 @@ def test_the_environment_has_torch_alone(python, tmp_path):
         assert __import__(name)
 
 
+@pytest.mark.slow
 def test_gpt2_on_two_ranks_needs_no_transformers(python, home, fork_server):
     spec = vary(
         home,
