@@ -31,7 +31,7 @@ def test_experts(tmp_path, implementation, message):
 
 @pytest.mark.slow
 def test_flex_attention(tmp_path):
-    spec = spec_of(tmp_path, "llama", model={"factory": "models/flex.py:build", "args": {}})
+    (tmp_path / "models").mkdir()
     (tmp_path / "models" / "flex.py").write_text(
         """
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -46,6 +46,7 @@ def build():
     )
 """
     )
+    spec = spec_of(tmp_path, "llama", model={"factory": "models/flex.py:build", "args": {}})
     with pytest.raises(CaptureError) as raised:
         capture(spec)
     assert "flex_attention" in raised.value.message
