@@ -192,11 +192,12 @@ def compile_(
     note_torch()
     from . import pipeline
     from .emit.describe import start_command
-    from .emit.write import write
+    from .emit.write import refuse_foreign, write
     from .frontend.load import load
 
     spec = load(spec_file)
     folder = output or Path("generated") / spec.name
+    refuse_foreign(folder)  # before the minutes that a large model takes
     made = pipeline.compile(spec, folder, tell)
     kept = write(made, folder)
     if kept:
