@@ -197,6 +197,13 @@ def test_a_folder_that_no_compilation_wrote(manifest, tmp_path):
         write(files(), tmp_path)
 
 
+def test_a_folder_with_a_great_many_files(tmp_path):
+    for number in range(101):
+        (tmp_path / str(number)).write_text("mine")
+    with pytest.raises(OutputError, match=r"did not write: \d+, \d+, \d+ and many more"):
+        write(files(), tmp_path)
+
+
 def test_a_link_to_nothing_is_somebodys(tmp_path):
     write(files(), tmp_path / "out")
     (tmp_path / "out" / "data").symlink_to(tmp_path / "gone")

@@ -5,6 +5,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from ..errors import OutputError
@@ -14,6 +15,8 @@ run_outputs = ("metrics.jsonl", "weights-rank")
 """What the scripts themselves write beside them."""
 earlier = "earlier"
 """Where the outputs of runs of other compilations are kept, by the compilation's name."""
+many = 100
+"""Names that are looked for before it is told; there may be a whole disk of them."""
 elsewhere = "give another folder: -o FOLDER"
 or_move = f"{elsewhere}; or move or delete them first"
 
@@ -93,7 +96,7 @@ def refuse_foreign(folder: Path) -> None:
     """Raises OutputError for a folder that is none, or that holds files and no compilation."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is no folder", hint=elsewhere)
-    if not written(folder) and (strangers := sorted(foreign(folder))):
+    if not written(folder) and (strangers := sorted(islice(foreign(folder), many))):
         message = f"{folder} holds files that ppc did not write: {some_of(strangers)}"
         raise OutputError(message, hint=or_move)
 
@@ -109,8 +112,8 @@ def refuse_loss(folder: Path, files: Sequence[File]) -> None:
 
 
 def some_of(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"
+    more = f"{len(names) - 3}" if len(names) < many else "many"
+    return ", ".join(names[:3]) + (f" and {more} more" if len(names) > 3 else "")
 
 
 def foreign(folder: Path) -> Iterator[str]:
