@@ -22,6 +22,7 @@ from . import __version__
 from .errors import Complaints, OutputError, PpcError, visible
 from .ir.show import few_ranks
 from .ir.spec import Spec
+from .signals import Ended, ended_by_signals
 from .version import untested_torch
 
 bug = 70  # EX_SOFTWARE of sysexits.h
@@ -33,7 +34,10 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with ended_by_signals():
+                return super().invoke(ctx)
+        except Ended as signaled:
+            raise typer.Exit(128 + signaled.number) from None  # as a shell has it
         except PpcError as error:
             complain(error, as_json=ctx.meta.get(in_json, False))
             raise typer.Exit(1) from error
