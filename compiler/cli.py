@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -67,6 +68,11 @@ def complain(error: PpcError, *, as_json: bool) -> None:
         typer.secho(f"{place}{each.message}", fg="red", err=True)
         if each.hint:
             typer.echo(f"hint: {each.hint}", err=True)
+
+
+def users_words(*, as_json: bool) -> AbstractContextManager[object]:
+    """While the user's code runs: what it prints must not get among the JSON."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -175,7 +181,8 @@ def plan(spec_file: SpecFile, *, as_json: Json = False) -> None:
     from . import pipeline
     from .frontend.load import load
 
-    planned = pipeline.plan(load(spec_file))
+    with users_words(as_json=as_json):
+        planned = pipeline.plan(load(spec_file))
     if as_json:
         print_json({"ok": True, **asdict(planned)})
     else:
@@ -202,7 +209,8 @@ def compile_(
     spec = load(spec_file)
     folder = output or Path("generated") / spec.name
     refuse_foreign(folder)  # before the minutes that a large model takes
-    made = pipeline.compile(spec, folder, tell)
+    with users_words(as_json=as_json):
+        made = pipeline.compile(spec, folder, tell)
     kept = write(made, folder)
     if kept:
         typer.echo(f"note: what runs of the older scripts wrote is in {kept}", err=True)
@@ -262,7 +270,8 @@ def verify(
     note_torch()
     from .run.verify import verify as run_and_compare
 
-    result = run_and_compare(target, steps=steps, exact=exact)
+    with users_words(as_json=as_json):
+        result = run_and_compare(target, steps=steps, exact=exact)
     if as_json:
         rows = [  # steps as metrics.jsonl has them
             asdict(row) | {"step": None if row.step is None else row.step + 1}

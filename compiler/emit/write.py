@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,6 +97,10 @@ def refuse_foreign(folder: Path) -> None:
     """Raises OutputError for a folder that is none, or that holds files and no compilation."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is no folder", hint=elsewhere)
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "may not be written" if there.is_dir() else "is no folder"
+        raise OutputError(f"{folder} cannot be written: {there} {why}", hint=elsewhere)
     if not written(folder) and (strangers := sorted(islice(foreign(folder), many))):
         message = f"{folder} holds files that ppc did not write: {some_of(strangers)}"
         raise OutputError(message, hint=or_move)

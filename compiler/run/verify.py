@@ -8,6 +8,7 @@ after those steps they are stopped, and then there are no saved weights to check
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -151,6 +152,9 @@ def place(target: Path, *, exact: bool) -> Path | None:
     if not target.exists():
         hint = "name a spec, or a folder that ppc compile wrote"
         raise RunError(f"{target} is not there", hint=hint)
+    if target.is_file() and (target.parent / "manifest.json").is_file():
+        message = f"{target} is no spec, but a file of compiled scripts"
+        raise RunError(message, hint=f"ppc verify {shlex.quote(str(target.parent))}")
     if exact or not target.is_dir():
         return None
     beside = target.absolute().parent
