@@ -28,7 +28,7 @@ def folder(tmp_path, monkeypatch):
 
 def write_manifest(**keys):
     sources = {"net.py": digest(Path("net.py"))}
-    manifest = {"spec": "my job.yaml", "sources": sources} | keys
+    manifest = {"spec": "my job.yaml", "sources": sources, "files": {"run.py": ""}} | keys
     Path("out/manifest.json").write_text(json.dumps(manifest))
 
 
@@ -45,6 +45,13 @@ def test_a_file_that_is_gone(folder):
         "net.py is gone, from which out was compiled\n"
         "hint: put it back; or, where my job.yaml and its files can do without: "
         "ppc compile 'my job.yaml' -o out"
+    )
+
+
+def test_a_script_that_is_gone(folder):
+    (folder / "run.py").unlink()
+    assert refused(folder) == (
+        "out/run.py is gone, which ppc compile wrote\nhint: ppc compile 'my job.yaml' -o out"
     )
 
 
@@ -70,7 +77,7 @@ def test_a_manifest_that_is_gone(folder):
         ('{\n"spec": 1,}', ":2:11: is not JSON: Expecting property name enclosed in double quotes"),
         ("[]", " does not say what out was compiled from"),
         (
-            '{"spec": 3, "spec_sha256": "", "sources": {}}',
+            '{"spec": 3, "spec_sha256": "", "sources": {}, "files": {}}',
             " does not say what out was compiled from",
         ),
         ('{"spec": "a", "sources": {}}', " does not say what out was compiled from"),

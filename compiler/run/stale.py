@@ -9,7 +9,7 @@ from pathlib import Path
 from ..errors import Complaints, Location, RunError
 from ..frontend.sources import digest
 
-again = "put back the one that ppc compile wrote; or delete {0} and run ppc compile SPEC -o {0}"
+rewrite = "put back the one that ppc compile wrote; or delete {0} and run ppc compile SPEC -o {0}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class Manifest:
     """sha256 of the spec."""
     sources: Mapping[str, str]
     """File of the user's, relative to the spec -> its sha256."""
+    files: tuple[str, ...]
+    """What ppc wrote; somebody may have edited it, to see whether that is still right."""
 
 
 def spec_of(folder: Path) -> Path:
@@ -49,29 +51,35 @@ def read_manifest(folder: Path) -> tuple[Manifest, Path]:
     path = folder / "manifest.json"
     if not path.exists():
         scripts = (folder / "run.py").exists()
-        hint = again.format(folder) if scripts else "ppc compile SPEC writes a folder that has one"
+        hint = (
+            rewrite.format(folder) if scripts else "ppc compile SPEC writes a folder that has one"
+        )
         raise RunError(f"{folder} has no manifest.json that names its spec", hint=hint)
     try:
         manifest = json.loads(path.read_text())
         sources = {str(Path(name)): str(before) for name, before in manifest["sources"].items()}
-        found = Manifest(str(manifest["spec_sha256"]), sources)
+        found = Manifest(str(manifest["spec_sha256"]), sources, tuple(manifest["files"]))
         return found, Path(manifest["spec"])
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}", hint="let it be read") from error
     except json.JSONDecodeError as error:
         where = Location(str(path), error.lineno, error.colno)
-        raise RunError(f"is not JSON: {error.msg}", where, again.format(folder)) from error
+        raise RunError(f"is not JSON: {error.msg}", where, rewrite.format(folder)) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = f"{path} does not say what {folder} was compiled from"
-        raise RunError(message, hint=again.format(folder)) from error
+        raise RunError(message, hint=rewrite.format(folder)) from error
 
 
 def changes(folder: Path, manifest: Manifest, spec: Path) -> Iterator[RunError]:
     """A complaint about each file that is no longer what the folder was compiled from."""
+    again = shlex.join(["ppc", "compile", str(spec), "-o", str(folder)])
+    for script in (folder / name for name in manifest.files):
+        if not script.exists():
+            yield RunError(f"{script} is gone, which ppc compile wrote", hint=again)
     files = {spec: manifest.spec}
     files |= {spec.parent / name: before for name, before in manifest.sources.items()}
     for path, before in files.items():
-        now, hint = digest(path), shlex.join(["ppc", "compile", str(spec), "-o", str(folder)])
+        now, hint = digest(path), again
         if now == before:
             continue
         what = f"has changed since {folder} was compiled from it: sha256 {before[:12]} then, "
