@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +24,7 @@ from . import __version__
 from .errors import Complaints, OutputError, PpcError, visible
 from .ir.show import few_ranks
 from .ir.spec import Spec
+from .signals import Ended, ended_by_signals
 from .version import untested_torch
 
 bug = 70  # EX_SOFTWARE of sysexits.h
@@ -35,7 +36,10 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with ended_by_signals():
+                return super().invoke(ctx)
+        except Ended as signaled:
+            raise typer.Exit(128 + signaled.number) from None  # as a shell has it
         except PpcError as error:
             complain(error, as_json=ctx.meta.get(in_json, False))
             raise typer.Exit(1) from error
@@ -65,6 +69,11 @@ def complain(error: PpcError, *, as_json: bool) -> None:
         typer.secho(f"{place}{each.message}", fg="red", err=True)
         if each.hint:
             typer.echo(f"hint: {each.hint}", err=True)
+
+
+def users_words(*, as_json: bool) -> AbstractContextManager[object]:
+    """While the user's code runs: what it prints must not get among the JSON."""
+    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -173,7 +182,7 @@ def plan(spec_file: SpecFile, *, as_json: Json = False) -> None:
     from . import pipeline
     from .frontend.load import load
 
-    with uncollected():
+    with uncollected(), users_words(as_json=as_json):
         planned = pipeline.plan(load(spec_file))
     if as_json:
         print_json({"ok": True, **asdict(planned)})
@@ -195,12 +204,13 @@ def compile_(
     note_torch()
     from . import pipeline
     from .emit.describe import start_command
-    from .emit.write import write
+    from .emit.write import refuse_foreign, write
     from .frontend.load import load
 
     spec = load(spec_file)
     folder = output or Path("generated") / spec.name
-    with uncollected():
+    refuse_foreign(folder)  # before the minutes that a large model takes
+    with uncollected(), users_words(as_json=as_json):
         made = pipeline.compile(spec, folder, tell)
     kept = write(made, folder)
     if kept:
@@ -272,7 +282,8 @@ def verify(
     note_torch()
     from .run.verify import verify as run_and_compare
 
-    result = run_and_compare(target, steps=steps, exact=exact)
+    with users_words(as_json=as_json):
+        result = run_and_compare(target, steps=steps, exact=exact)
     if as_json:
         rows = [  # steps as metrics.jsonl has them
             asdict(row) | {"step": None if row.step is None else row.step + 1}

@@ -198,7 +198,9 @@ def test_ambiguous_cross_entropy(tmp_path):
 
 
 @pytest.mark.parametrize(("loss", "message"), [
-    ("nope_loss", "'nope_loss' is not in torch.nn.functional\nhint: or name a function"),
+    ("nope_loss", "'nope_loss' is no function of torch.nn.functional\nhint: did you mean nll_"),
+    ("mse", "'mse' is no function of torch.nn.functional\nhint: did you mean mse_loss? or "),
+    ("Tensor", "'Tensor' is no function of torch.nn.functional\nhint: or name one of your own"),
     ("nope.nope:loss", "cannot import nope.nope:loss: ModuleNotFoundError: No module named 'nope'"),
     ("json:nope", "json has no 'nope'\nhint: it has dump, "),
     ("json:__version__", "json:__version__ is not callable"),

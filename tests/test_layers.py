@@ -13,6 +13,7 @@ root = Path(__file__).parent.parent / "compiler"
 table = {
     "errors": ([], []),
     "version": ([], []),
+    "signals": ([], []),
     "ir": (["errors"], []),
     "frontend": (["ir", "errors"], ["ruamel", "jsonschema"]),
     "frontend.capture": (
@@ -44,7 +45,10 @@ table = {
         ],
         ["torch", "numpy", "safetensors"],
     ),
-    "cli": (["", "run", "pipeline", "emit", "frontend", "ir", "errors", "version"], ["typer"]),
+    "cli": (
+        ["", "run", "pipeline", "emit", "frontend", "ir", "errors", "version", "signals"],
+        ["typer"],
+    ),
     "": (["pipeline", "emit", "frontend", "errors", "version"], []),  # __init__.py: public names
     "__main__": (["cli"], []),
 }  # fmt: skip

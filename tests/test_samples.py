@@ -115,6 +115,19 @@ def test_too_few_samples_for_a_batch_are_a_complaint(tmp_path):
         read_samples(make_spec(tmp_path, data=data))
 
 
+@pytest.mark.parametrize("name", ["short.txt", "gone/*.txt", ""])
+def test_texts_that_are_not_there_or_too_short(tmp_path, name):
+    """An absolute pattern is looked for when the data is read; so is a file's length."""
+    (tmp_path / "short.txt").write_text("a" * 8)
+    files = f"{tmp_path}/{name}"
+    with pytest.raises(RunError) as raised:
+        read_samples(make_spec(tmp_path, data={"source": "text", "files": files, "sequence": 8}))
+    assert str(raised.value).endswith(
+        f": the files of {files} hold no run of 9, a sample and what follows it\n"
+        "hint: name files that are there, and long enough"
+    )
+
+
 @pytest.mark.parametrize(("last_batch", "steps", "last"), [("keep", 3, 2), ("drop", 2, 4)])
 def test_an_epoch_takes_each_sample_once(tmp_path, last_batch, steps, last):
     fields = {"x": {}, "y": {}}

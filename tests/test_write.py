@@ -95,17 +95,62 @@ def test_outputs_of_runs_of_others_are_kept_apart(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "sub/data.bin", ".hidden", "sub/metrics.jsonl"])
-def test_files_of_others_are_a_reason_to_refuse(name, tmp_path):
+def test_files_of_others_stay_untouched(name, tmp_path):
     out = tmp_path / "out"
-    write(files("1"), out)
+    write(files("1", "rank0.py", "rank1.py"), out)
     (out / name).parent.mkdir(exist_ok=True)
     (out / name).write_text("mine")
+    before = (out / name).stat()
+    assert write(files("2"), out) is None
+    assert tree(out) == {name: b"mine", **{file.path: file.content for file in files("2")}}
+    assert (out / name).stat() == before
+    assert names(tmp_path) == ["out"]
+
+
+def test_the_folder_itself_stays(tmp_path, monkeypatch):
+    """A shell may stand in it, a disk may be mounted there."""
+    write(files("1"), tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "out")
+    write(files("2"), Path())
+    assert Path("rank0.py").read_text() == "# 2 rank0.py\n"
+
+
+@pytest.mark.parametrize(
+    ("mine", "new"),
+    [
+        ("rank1.py", "rank1.py"),
+        ("rank1.py/deep.txt", "rank1.py"),
+        ("sub", "sub/deep.py"),
+        ("rank0.py/deep.txt", "rank0.py"),
+    ],
+)
+def test_files_of_others_in_the_way_are_a_reason_to_refuse(mine, new, tmp_path):
+    out = tmp_path / "out"
+    write(files("1"), out)
+    if mine.startswith("rank0.py"):
+        (out / "rank0.py").unlink()
+    (out / mine).parent.mkdir(exist_ok=True)
+    (out / mine).write_text("mine")
     before = tree(tmp_path)
     with pytest.raises(OutputError) as error:
-        write(files("2"), out)
-    assert error.value.message == f"{out} holds files that ppc did not write: {name}"
-    assert error.value.hint == "give another folder: -o FOLDER"
+        write(files("2", "run.py", new), out)
+    place = mine.partition("/")[0]
+    assert error.value.message == f"{out} holds files of others where ppc writes its own: {place}"
+    assert error.value.hint == "give another folder: -o FOLDER; or move or delete them first"
     assert tree(tmp_path) == before
+
+
+def test_a_manifest_cannot_name_what_lies_elsewhere(tmp_path):
+    out = tmp_path / "out"
+    write(files("1"), out)
+    run(out)
+    (tmp_path / "mine.txt").write_text("mine")
+    mine = {"../mine.txt": "", str(tmp_path / "mine.txt"): "", "rank0.py": "", "run.py": ""}
+    lie = {"compilation": "../../c1", "files": mine}
+    (out / "manifest.json").write_text(json.dumps(lie))
+    assert write(files("2"), out) == out / "earlier" / "unknown"
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert names(tmp_path) == ["mine.txt", "out"]
 
 
 def test_what_somebody_edited_is_a_reason_to_refuse(tmp_path):
@@ -152,11 +197,20 @@ def test_a_folder_that_no_compilation_wrote(manifest, tmp_path):
         write(files(), tmp_path)
 
 
+def test_a_folder_with_a_great_many_files(tmp_path):
+    for number in range(101):
+        (tmp_path / str(number)).write_text("mine")
+    with pytest.raises(OutputError, match=r"did not write: \d+, \d+, \d+ and many more"):
+        write(files(), tmp_path)
+
+
 def test_a_link_to_nothing_is_somebodys(tmp_path):
     write(files(), tmp_path / "out")
     (tmp_path / "out" / "data").symlink_to(tmp_path / "gone")
-    with pytest.raises(OutputError, match="data"):
-        write(files(), tmp_path / "out")
+    write(files("2"), tmp_path / "out")
+    assert (tmp_path / "out" / "data").is_symlink()
+    with pytest.raises(OutputError, match="where ppc writes its own: data"):
+        write(files("3", "data", "run.py"), tmp_path / "out")
 
 
 def test_an_empty_folder_is_taken(tmp_path):
@@ -210,7 +264,8 @@ class Disk:
 
 
 @pytest.mark.parametrize(
-    ("operation", "at"), [("write_bytes", 1), ("write_bytes", 3), ("rename", 1), ("rename", 2)]
+    ("operation", "at"),
+    [("write_bytes", 1), ("write_bytes", 3), *(("rename", at) for at in (1, 2, 4, 6, 8, 9))],
 )
 def test_a_failure_leaves_the_old_folder_as_it_was(operation, at, tmp_path, monkeypatch):
     out = tmp_path / "out"
@@ -247,23 +302,24 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path, monkeypatch):
 
 
 def test_where_nothing_can_be_restored_nothing_is_deleted(tmp_path, monkeypatch):
-    """Neither the new folder nor the old one can be put in place: the old one stays beside."""
-    write(files("1"), tmp_path / "out")
-    run(tmp_path / "out")
-    before = tree(tmp_path / "out")
+    """Neither the new files nor the old ones can be put in place: what is old stays aside."""
+    out = tmp_path / "out"
+    write(files("1"), out)
+    run(out)
+    before = tree(out)
     real, calls = Path.rename, []
 
     def rename(path, target):
         calls.append(path)
-        if len(calls) > 1:
+        if len(calls) > 2:
             raise OSError(errno.EIO, "Input/output error", str(path))
         return real(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OutputError, match="Input/output error"):
-        write(files("2"), tmp_path / "out")
-    (beside,) = tmp_path.iterdir()
-    assert tree(beside / "old") == before
+        write(files("2"), out)
+    (aside,) = out.glob(".out-*")
+    assert before.items() <= (tree(out) | tree(aside / "old")).items()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -7,6 +7,7 @@ capture.
 import difflib
 import keyword
 import symtable
+import sys
 import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from ..ir.spec import Dataset, Factory, Spec, Value
 
 source_text = "give a file of Python source, in UTF-8, that may be read"
+with_arguments = ("model.factory", "model.args", "data.source")
+"""Beginnings of keys whose callable is called with arguments of the spec's."""
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
 
@@ -24,6 +27,9 @@ def check_callables(spec: Spec) -> Found:
         if any(map(keyword.iskeyword, words)):
             message = f"{target}: a word of Python is no callable's name"
             yield path, message, "write the name that stands after `def` or `class`"
+        elif words[0] in sys.stdlib_module_names and path.startswith(with_arguments):
+            message = f"{target} is of Python's own library: no spec alone runs a command"
+            yield path, message, "name a function of your own, which may call it: file.py:name"
         elif place.endswith(".py"):
             for message, hint in file_faults(spec.folder / place, place, name):
                 yield path, message, hint

@@ -76,6 +76,10 @@ def read_samples(spec: Spec) -> Samples:
     def read(number: int, epoch: int) -> Sample:
         return cast(samples.read(number, epoch))
 
+    if samples.count == 0 and isinstance(spec.data, Text | Tokens):
+        length, files = spec.data.sequence + 1, " ".join(spec.data.files)
+        message = f"the files of {files} hold no run of {length}, a sample and what follows it"
+        raise RunError(message, spec.at("data.files"), "name files that are there, and long enough")
     if steps_per_epoch(spec, samples.count) == 0:
         message = f"{samples.count} samples make no batch of {spec.train.global_batch}"
         raise RunError(message, spec.at("data"), "last_batch: keep, or a smaller global_batch")

@@ -82,7 +82,11 @@ def validate(tree: Any, locations: Mapping[str, Location], file: str) -> list[Co
             where = nearest(locations, path) or Location(file)
             complaint = Complaint(path, SpecError(message, where, hint))
             complaints.setdefault((path, error.validator == "type"), complaint)
-    return list(complaints.values())
+    return [
+        complaint
+        for (path, of_type), complaint in complaints.items()
+        if of_type or (path, True) not in complaints  # 0.5 is no whole number: that says it all
+    ]
 
 
 def explain(error: ValidationError) -> Iterator[tuple[str, str, str]]:

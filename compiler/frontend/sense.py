@@ -18,6 +18,7 @@ from ..ir.spec import Arrays, Data, Dataset, Random, RandomField, Spec, Text, To
 from .callables import check_callables
 from .data_sense import check_arguments, check_pad, check_tokens, check_whole
 from .document import Complaint
+from .limits import check_limits
 from .optimizers import check_optimizer
 from .schema import alternatives, flow, schema
 
@@ -202,8 +203,10 @@ def glob_faults(pattern: str, folder: Path) -> Iterator[tuple[str, str]]:
     elif not Path(pattern).is_absolute():
         path = pattern.replace("{stdlib}", glob.escape(sysconfig.get_path("stdlib")))
         found = glob.iglob(path, root_dir=folder, recursive=True)  # noqa: PTH207  # as scripts do
-        if next(found, None) is None:
+        if (first := next(found, None)) is None:
             yield f"no file matches {pattern!r}", "patterns are relative to the spec's folder"
+        elif (folder / first).is_dir() and not any((folder / name).is_file() for name in found):
+            yield f"{pattern!r} is a folder", f"files: {Path(pattern) / '*'}"
 
 
 def check_keywords(spec: Spec) -> Found:
@@ -277,6 +280,7 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
         check_lr_schedule,
     ),
     (("train.timeout",), check_timeout),
+    (("parallel", "cluster", "train.global_batch", "train.timeout"), check_limits),
     (
         (
             "parallel.pipeline",

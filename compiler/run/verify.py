@@ -8,6 +8,7 @@ after those steps they are stopped, and then there are no saved weights to check
 
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -52,7 +53,9 @@ WHOLE = 2
 LONGEST_S = 24 * 3600.0
 """A rank that waits for another is ended by the script's own timeout, long before."""
 cpu = {"CUDA_VISIBLE_DEVICES": ""}
-left_by_a_run = shutil.ignore_patterns("metrics.jsonl", "weights-rank*.pt", "__pycache__")
+left_by_a_run = shutil.ignore_patterns(
+    "metrics.jsonl", "weights-rank*.pt", "earlier", "__pycache__"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,12 @@ def place(target: Path, *, exact: bool) -> Path | None:
 
     A copy lies beside its original: scripts name the data's files relative to their own place.
     """
+    if not target.exists():
+        hint = "name a spec, or a folder that ppc compile wrote"
+        raise RunError(f"{target} is not there", hint=hint)
+    if target.is_file() and (target.parent / "manifest.json").is_file():
+        message = f"{target} is no spec, but a file of compiled scripts"
+        raise RunError(message, hint=f"ppc verify {shlex.quote(str(target.parent))}")
     if exact or not target.is_dir():
         return None
     beside = target.absolute().parent
@@ -164,7 +173,7 @@ def prepare(target: Path, steps: int | None, folder: Path, *, exact: bool) -> Jo
     length = total_steps(spec, samples)
     compared = min(steps or length, length)
     if target.is_dir() and not exact:
-        shutil.copytree(target, folder, ignore=left_by_a_run, dirs_exist_ok=True)
+        copy(target, folder)
         forwards = count_forwards(spec, samples, compared) if compared < length else None
         return Job(spec, segment(capture(spec)), folder, length, compared, forwards)
     if compared < length:
@@ -172,6 +181,16 @@ def prepare(target: Path, steps: int | None, folder: Path, *, exact: bool) -> Jo
     forms: dict[str, Any] = {}
     write(pipeline.compile(spec, folder, forms.__setitem__), folder)
     return Job(spec, forms["segment"], folder, compared, compared, None)
+
+
+def copy(target: Path, folder: Path) -> None:
+    """The scripts, with what else lies there: somebody who edits them may read it."""
+    try:
+        shutil.copytree(target, folder, symlinks=True, ignore=left_by_a_run, dirs_exist_ok=True)
+    except shutil.Error as error:
+        file, _, why = error.args[0][0]
+        hint = "move it out of the folder"
+        raise RunError(f"{file} cannot be copied: {why}", hint=hint) from error
 
 
 def merge(ranks: Sequence[Recording], replicas: int) -> list[Followed]:

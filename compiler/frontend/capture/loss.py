@@ -1,5 +1,6 @@
 """The spec's loss: found, and what it takes."""
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F  # as everyone calls it
 from torch import nn
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.spec import Spec
 from .user import resolve
 
@@ -25,10 +26,9 @@ def find_loss(spec: Spec) -> Loss:
     if ":" in name:
         loss = resolve(name, spec.folder, where)
     else:
-        loss = cross_entropy if name == "cross_entropy" else getattr(F, name, None)
+        loss = cross_entropy if name == "cross_entropy" else functional(name, where)
     if not callable(loss):
-        what = f"{name} is not callable" if loss else f"{name!r} is not in torch.nn.functional"
-        raise CaptureError(what, where, "or name a function: losses.py:loss")
+        raise CaptureError(f"{name} is not callable", where, "name a function: losses.py:loss")
     if isinstance(loss, nn.Module):
         held = [name for name, _ in (*loss.named_parameters(), *loss.named_buffers())]
         if held:
@@ -39,6 +39,18 @@ def find_loss(spec: Spec) -> Loss:
                 "belongs to the model, which may return its loss itself: loss: output",
             )
     return loss
+
+
+def functional(name: str, where: Location | None) -> object:
+    """A function of torch.nn.functional; that module holds other names, too."""
+    found = getattr(F, name, None)
+    if inspect.isroutine(found) and not name.startswith("_"):
+        return found
+    losses = [each for each in dir(F) if each.endswith(("_loss", "entropy", "_div"))]
+    close = difflib.get_close_matches(name, losses, n=1) or [n for n in losses if name in n][:1]
+    meant = f"did you mean {close[0]}? " if close else ""
+    message = f"{name!r} is no function of torch.nn.functional"
+    raise CaptureError(message, where, f"{meant}or name one of your own: losses.py:loss")
 
 
 def arguments(loss: Loss) -> tuple[inspect.Parameter, ...]:

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -88,12 +89,13 @@ def beside(target: str, folder: Path) -> Iterator[None]:
     for name in old:
         sys.modules.pop(name, None)
     found_beside.difference_update(old)
-    known = set(sys.modules)
+    known, here = set(sys.modules), Path.cwd()
     importlib.invalidate_caches()
     sys.path.insert(0, base)
     try:
         yield
     finally:
+        os.chdir(here)  # the spec's and the output's paths are seen from there
         sys.path.remove(base)
         new = {name for name in set(sys.modules) - known if name.partition(".")[0] not in known}
         own = [name for name in new if is_within(sys.modules[name], base)]
@@ -155,6 +157,15 @@ def users_errors(where: Location | None, what: str, hint: str | None = None) -> 
 def known_remedy(error: BaseException) -> str | None:
     """What to write instead, for errors of torch that come from how ppc runs a model."""
     text = str(error)
+    if isinstance(error, SystemExit):
+        return 'what only a program of its own does goes below `if __name__ == "__main__":`'
+    if "attempted relative import" in text:
+        return (
+            "leave out the dot if the module lies beside this file; or install the package, and "
+            "name package.module:name in the spec"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
+        return f"install {error.name} where ppc is, or put {error.name}.py beside this file"
     if "more than 1 value per channel" in text:
         return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
     if "index out of range in self" in text:
