@@ -262,7 +262,7 @@ def large(server: ForkServer, folder: Path, repeats: int, steps: int, width: int
 
 
 def as_sent(case: Case, measured: Measured) -> Measured:
-    """With the time of a transfer under such a schedule: 1f1b sends values and gradients at the same
+    """With the time of a transfer under such a schedule: 1f1b sends values and gradients at one
     time, and on one machine both directions share its cores and memory."""
     if "1f1b" not in case.schedule:
         return measured
