@@ -17,6 +17,7 @@ from . import whole
 from .applied import make_op
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced
+from .loss_state import Held, name_held
 from .overloads import without_out
 from .places import Places, module_calls, module_path, region_mark, users_location
 from .private import OpOverload, schema_of
@@ -42,8 +43,8 @@ class Mode(NamedTuple):
 class Converter:
     """Walks the traced nodes of one program in order."""
 
-    def __init__(self, traced: Traced, folder: Path, taken: frozenset[str] = frozenset()) -> None:
-        self.raw = Raw(checkpoints=traced.checkpoints)
+    def __init__(self, traced: Traced, folder: Path, taken: frozenset[str], held: Held) -> None:
+        self.raw, self.held = Raw(checkpoints=traced.checkpoints), held
         self.folder = folder
         """Of the model's file."""
         self.taken = taken
@@ -100,10 +101,14 @@ class Converter:
                 next(filter(None, map(users_location, node.users)), None),
                 "torch.randn and its like without a generator: the spec's seed makes them repeat",
             )
+        program = self.traced.program
+        value = (program.state_dict | program.constants).get(str(spec.target))
+        own = name_held(self.held, value)
+        fqn = own or fqn
         self.nodes[node] = State(fqn)
         self.raw.states[fqn] = meta_of(node.meta["val"])
-        if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
-            self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]
+        if own or (spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn):
+            self.raw.constants[fqn] = value  # type: ignore[assignment]  # it has one
 
     def refuse_assignments(self) -> None:
         """Raises CaptureError where forward assigns a tensor that it reads and is no buffer."""
