@@ -23,6 +23,7 @@ from .convert import Converter
 from .coupled import find_coupling, refuse_coupled
 from .export import export
 from .fields import bind, make_dataset, read_fields
+from .leaf_coupling import find_leaf_coupling
 from .leaves import find_leaves
 from .loss_state import Held, held_by_loss, keeps_state
 from .private import is_fake, storage_address
@@ -64,8 +65,8 @@ def capture(spec: Spec) -> Graph:
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
-            coupled = accept_coupling(spec, raw)
-            graph = assemble(spec, raw, built, training, sizes, told)
+            coupled, untried = accept_coupling(spec, raw)
+            graph = assemble(spec, raw, built, training, sizes, told + untried)
             graph = replace(graph, coupled=coupled)
         if weighted := weighted_mean(spec, raw):
             graph = replace(graph, coupled=graph.coupled or short(weighted, spec.folder))
@@ -119,16 +120,19 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
         ) from error
 
 
-def accept_coupling(spec: Spec, raw: Raw) -> str:
-    """The user's line that looks at several samples of a microbatch, "" for none.
+def accept_coupling(spec: Spec, raw: Raw) -> tuple[str, tuple[str, ...]]:
+    """The user's line that looks at several samples of a microbatch, "" for none; and a word on
+    what could not be told.
 
     Raises CaptureError there, unless the spec accepts it, or has but one microbatch a step.
     """
     several = spec.parallel.microbatches * spec.parallel.data > 1
-    coupling = find_coupling(spec, raw) if several else None
+    coupling, untried = find_coupling(spec, raw) if several else None, ()
+    if several and not coupling and known.leaves:
+        coupling, untried = find_leaf_coupling(spec, raw)
     if coupling and spec.model.coupled == "refuse":
         refuse_coupled(spec, coupling)
-    return short(coupling.where, spec.folder) if coupling else ""
+    return short(coupling.where, spec.folder) if coupling else "", untried
 
 
 def count_samples(spec: Spec, data: Arrays | Random | Dataset) -> int:
