@@ -185,7 +185,10 @@ def test_accepted_class_weights_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("self.center = self.center * 0.9 + output.detach().mean(0)", "the loss changes its center"),
+        (
+            "self.center = self.center * 0.9 + output.detach().mean(0)",
+            "the loss changes its center",
+        ),
         ("self.center.mul_(0.9).add_(output.detach().mean(0))", "the loss changes its loss_center"),
         ("self.steps += 1", "forward changes steps of the loss, a Python value"),
     ],

@@ -127,7 +127,8 @@ def accept_coupling(spec: Spec, raw: Raw) -> tuple[str, tuple[str, ...]]:
     Raises CaptureError there, unless the spec accepts it, or has but one microbatch a step.
     """
     several = spec.parallel.microbatches * spec.parallel.data > 1
-    coupling, untried = find_coupling(spec, raw) if several else None, ()
+    coupling = find_coupling(spec, raw) if several else None
+    untried: tuple[str, ...] = ()
     if several and not coupling and known.leaves:
         coupling, untried = find_leaf_coupling(spec, raw)
     if coupling and spec.model.coupled == "refuse":
@@ -184,8 +185,9 @@ def refuse_written(raw: Raw, held: Held) -> None:
     """Raises CaptureError where the loss writes to a tensor of its own."""
     memory = storages(raw.ops)
     for op in raw.ops:
-        for name in {base for name in op.mutates for base in memory.get(name, {name})} & {*held}:
-            raise keeps_state(name, location(op.where))
+        written = {base for name in op.mutates for base in memory.get(name, {name})}
+        for own in written & held.keys():
+            raise keeps_state(own, location(op.where))
 
 
 def refuse_computed(raw: Raw, model: nn.Module) -> None:

@@ -123,7 +123,7 @@ def find_leaf_coupling(spec: Spec, raw: Raw) -> tuple[Coupling | None, tuple[str
 def real_runs(spec: Spec, raw: Raw) -> list[Run]:
     """The calls of leaves: in float64 where the user's model can, else with the rounding of its own
     precision. Raises Untried where it does not run."""
-    count = sum(prod(meta.shape) for meta in raw.states.values())  # type: ignore[arg-type]  # no batch
+    count = sum(prod(meta.shape) for meta in raw.states.values())  # type: ignore[arg-type,misc]  # no batch
     if count > max_elements:
         raise Untried("the model is too large to run here")
     try:
@@ -142,8 +142,8 @@ def run_model(spec: Spec, precision: Any, tolerance: float) -> list[Run]:
 
     def watch(path: str, module: nn.Module, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         number = sum(run.path == path for run in runs)
-        copies = tree_map(copied, (args, kwargs))
-        runs.append(Run(path, number, module, own, *copies, tolerance))
+        copies: tuple[Any, Any] = tree_map(copied, (args, kwargs))
+        runs.append(Run(path, number, module, own, copies[0], copies[1], tolerance))
         return own(*args, **kwargs)
 
     with default_dtype(precision), torch.random.fork_rng(devices=[]):

@@ -17,13 +17,15 @@ Held = Mapping[str, torch.Tensor]
 
 
 def held_by_loss(training: Training) -> Held:
-    """Tensors by the name that a stage gives them: `loss_weight` of a module, the name of the global
-    that a function reads."""
+    """Tensors by the name that a stage gives them: `loss_weight` of a module, a function's globals
+    by their own."""
     loss, model = training.loss, training.model
     taken = {n.partition(".")[0] for n, _ in (*named_tensors(model), *model.named_children())}
     taken |= {*training.binding.fields}
     if isinstance(loss, nn.Module):
-        held = {f"loss_{name.replace('.', '_')}": t for name, t in named_tensors(loss)}
+        held: dict[str, object] = {
+            f"loss_{name.replace('.', '_')}": t for name, t in named_tensors(loss)
+        }
     else:
         names = loss.__code__.co_names if hasattr(loss, "__code__") else ()
         held = {name: getattr(loss, "__globals__", {}).get(name) for name in names}
@@ -35,11 +37,14 @@ def held_by_loss(training: Training) -> Held:
     return found
 
 
-def name_held(held: Held, value: torch.Tensor | None) -> str | None:
-    """What a tensor that a trace found is called, if the loss holds it."""
+def find_held(
+    held: Held, program: torch.export.ExportedProgram, target: str
+) -> tuple[str | None, torch.Tensor | None]:
+    """What a tensor that a trace found is called, if the loss holds it; and its value."""
+    value = (program.state_dict | program.constants).get(target)
     if value is None or is_fake(value):
-        return None
-    return next((name for name, tensor in held.items() if spot(tensor) == spot(value)), None)
+        return None, value
+    return next((n for n, tensor in held.items() if spot(tensor) == spot(value)), None), value
 
 
 def spot(tensor: torch.Tensor) -> tuple[object, ...]:

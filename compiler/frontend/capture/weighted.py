@@ -15,9 +15,11 @@ mean = 1
 
 
 def weighted_mean(spec: Spec, raw: Raw) -> str:
-    """The user's line of such a loss, or its name where torch wrote it; "" for none. Raises CaptureError there where several
-    microbatches have a mean that nobody asked for: the spec gives no weight, and does not accept
-    that each is a batch of its own."""
+    """The user's line of such a loss, or its name where torch wrote it; "" for none.
+
+    Raises CaptureError there where several microbatches have a mean that nobody asked for: the spec
+    gives no weight, and does not accept that each is a batch of its own.
+    """
     several = spec.parallel.microbatches * spec.parallel.data > 1
     told = spec.model.weight.kind not in ("samples", "tokens")
     found = next((op for op in raw.ops if divides(op, raw)), None)
