@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import jinja2
 
@@ -95,7 +95,7 @@ def is_used(line: str, body: str) -> bool:
     return any(re.search(rf"\b{name}\b", rest) for name in names)
 
 
-def choose_imports(body: str, own: list[str], exact: list[str]) -> list[str]:
+def choose_imports(body: str, own: list[str], exact: Sequence[str] = ()) -> list[str]:
     """The imports that a script's text uses, sorted as isort does. `exact`: what comes before those
     of the user's, which may make tensors."""
     groups: list[list[str]] = [["from pathlib import Path"], [], []]
