@@ -468,7 +468,7 @@ def test_a_whole_state_loads(name, tmp_path):
 
 
 def draft(path: str, *texts: str) -> Draft:
-    return Draft(path, "Part", "net.py:1", texts, ("x",), ())
+    return Draft(path, "Part", "net.py:1", texts, ("x",), (), "nn.Module")
 
 
 def test_equal_columns_share_an_argument():
@@ -477,7 +477,7 @@ def test_equal_columns_share_an_argument():
 
     classes, instances = unify([draft("a", text(1, 2, 1, 7)), draft("b", text(3, 4, 3, 7))], [])
     assert classes == [Class("Part", "net.py:1", ("size", "size_2"), ("size, size_2, size, 7",),
-                             ("x",), ())]  # fmt: skip
+                             ("x",), (), "nn.Module")]  # fmt: skip
     assert {
         path: re.sub("\0|\\|[a-z_0-9]*", "", made.text) for path, made in instances.items()
     } == {

@@ -322,11 +322,3 @@ def test_what_the_factory_computes_from_parameters(made, tmp_path):
     )
     assert message.startswith("forward reads w, which the factory computed from parameters, once")
     assert line == "return self.b(self.a(x) + x @ self.w)"
-
-
-@pytest.mark.parametrize("held", ["nn.CrossEntropyLoss(weight=torch.ones(4))", "nn.Linear(4, 1)"])
-def test_tensors_of_a_loss(held, tmp_path):
-    """A module as the loss is fine without any."""
-    code = net(before=f"import torch\n\nloss = {held}")
-    with pytest.raises(CaptureError, match=r"is a module that holds weight.*no stage has"):
-        capture(make_spec(tmp_path, code, model={"loss": "net.py:loss"}))

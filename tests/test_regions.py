@@ -74,12 +74,28 @@ def test_what_is_off_in_bf16(tmp_path):
     ]
 
 
+WITHOUT_GRADIENT = """
+with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16):
+    still = self.a(x)
+    with torch.autocast(DEVICE, enabled=False):
+        still = still.float() @ torch.ones(8, 8)
+with torch.autocast(DEVICE, torch.bfloat16):
+    with torch.no_grad():
+        h = self.a(x)
+    h = h + self.a(x)
+y = self.b(h.float() + still)
+return y
+"""
+
+
 @pytest.mark.dist
+@pytest.mark.parametrize("forward", [NESTED, WITHOUT_GRADIENT], ids=["nested", "no_grad"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_parity(tmp_path, fork_server, precision):
+def test_parity(tmp_path, fork_server, precision, forward):
+    """Under no_grad, too, torch keeps the weights that autocast casts, for uses with a gradient."""
     spec = make_spec(
         tmp_path,
-        code(),
+        code(forward=forward),
         train={"precision": precision},
         cluster={"devices_per_node": 2},
         parallel={"pipeline": 2, "cuts": ["b"]},

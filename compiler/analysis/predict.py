@@ -22,13 +22,15 @@ def predict(
 ) -> Report:  # fmt: skip
     """One step of a replica, simulated. Before: verified programs."""
     clock = read_clock(graph, plan, programs, costs, spec)
-    result, compute = simulate(first_replica(plan, programs), clock), clock.compute_s
+    replica, compute = first_replica(plan, programs), clock.compute_s
+    result, at_once = simulate(replica, clock), simulate(replica, Clock(compute))
     busiest = max(range(len(plan.stages)), key=lambda s: plan.stages[s].time_s)
     return Report(
         slots=result.slots,
         memory=measure_memory(graph, plan, spec),
         makespan_s=result.makespan_s,
         bubble=result.bubble,
+        messages=1 - at_once.makespan_s / result.makespan_s if result.makespan_s else 0.0,
         live=result.live,
         cost={
             "forward": plan.microbatches * compute[busiest, Kind.F],

@@ -15,6 +15,7 @@ from ..frontend.capture.batch import Generaliser
 from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
 from ..frontend.capture.capture import trace
 from ..frontend.capture.fields import bind, read_fields
+from ..frontend.capture.loss_state import Held, held_by_loss
 from ..frontend.capture.private import fake_mode
 from ..frontend.capture.replaced import libraries_export
 from ..frontend.capture.replay import replay
@@ -198,7 +199,7 @@ def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator
             given = {i.name: make(i.meta, size) for i in graph.inputs}
         model = dict(state_tensors(built.model))
         with built.mode:
-            constants = make_constants(graph, model)
+            constants = make_constants(graph, model, held_by_loss(training))
         names = [(f"input {name}", tensor) for name, tensor in given.items()]
         names += [*model.items(), *constants.values()]
         state = {n: t.detach().requires_grad_(t.requires_grad) for n, t in model.items()}
@@ -236,10 +237,12 @@ def graphs_results(
     return results | {name: state[name] for name in changed}
 
 
-def make_constants(graph: Graph, model: Mapping[str, Tensor]) -> dict[str, tuple[str, Tensor]]:
+def make_constants(
+    graph: Graph, model: Mapping[str, Tensor], held: Held
+) -> dict[str, tuple[str, Tensor]]:
     """Tensors that the graph reads and the model does not hold, without values: fqn -> what a
     listing calls it, tensor."""
-    saved = load(graph.saved) if graph.saved else {}
+    saved = dict(held) | (load(graph.saved) if graph.saved else {})
     found = {}
     for fqn, parameter in graph.parameters.items():
         if fqn not in model:

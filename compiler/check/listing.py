@@ -169,8 +169,10 @@ class Listing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return repr(value).removesuffix(".0") if isinstance(value, float) else repr(value)
 
     def operand(self, tensor: Tensor) -> str:
-        """A tensor, and whether a gradient goes back through it."""
-        return self.value(tensor) + (" grad" if tensor.requires_grad else "")
+        """A tensor, and whether a gradient goes back through it. Under no_grad none does, though a
+        weight that autocast casts there requires one: the cast is kept for later uses."""
+        grad = tensor.requires_grad and torch.is_grad_enabled()
+        return self.value(tensor) + (" grad" if grad else "")
 
     def value(self, tensor: Tensor) -> str:
         """A tensor: which, and what it shows of it."""

@@ -38,12 +38,23 @@ class Attributes:
                 keys = self.children.setdefault(".".join(parts[:i]), [])
                 if parts[i] not in keys:
                     keys.append(parts[i])
+        own = [key for key in self.children.get("", []) if not is_name(key)]
+        root = self.module("")
+        self.keyed = bool(own and root and root.indexed and self.parameter_paths().isdisjoint(own))
+        """Whether the class is a ModuleDict: its modules' names are numbers, as nn.Sequential's."""
 
     def module(self, path: str) -> Module | None:
         return self.graph.modules.get(f"{self.base}.{path}".strip(".") if self.base else path)
 
+    @property
+    def own_class(self) -> str:
+        """What the class derives from."""
+        return "nn.ModuleDict" if self.keyed else "nn.Module"
+
     def kind(self, path: str) -> str:
-        """`list`, `dict` or `plain`: how a container is emitted."""
+        """`list`, `dict` or `plain`: how a container, or the class itself, is emitted."""
+        if not path:
+            return "dict" if self.keyed else "plain"
         module = self.module(path)
         keys = self.children.get(path, [])
         if (
@@ -70,11 +81,11 @@ class Attributes:
             chain = held is not None and held.expr.text.startswith("nn.Sequential(")
             if kind == "list" or (chain and part.isdigit()):
                 text += f"[{part}]"
-            elif kind == "dict":
+            elif kind == "dict" or (self.keyed and not done and not is_name(part)):
                 text += f"[{quote(part)}]"
-            elif part.isidentifier() and not iskeyword(part):
+            elif is_name(part):
                 text += f".{part}"
-            else:  # a module list that is called, or a class made of an nn.Sequential
+            else:  # a module list that is called
                 text = f"getattr({text}, {quote(part)})"
             done = f"{done}.{part}" if done else part
         return text
@@ -82,17 +93,38 @@ class Attributes:
     def lines(self, path: str = "") -> Iterator[str]:
         """The statements of __init__."""
         target = self.access(path) if path else "self"
-        for key in self.children.get(path, []):
+        for key, *more in self.alike(path):
             inner = f"{path}.{key}" if path else key
             holding = self.holdings.get(inner)
             if holding is None:
                 yield from self.container(inner)
+            elif more:
+                numbers = f"range({key}, {int(key) + 1 + len(more)})"
+                yield f"self.update({{str(i): {holding.expr.text} for i in {numbers}}})"
             elif holding.buffer:
                 flag = "" if holding.persistent else ", persistent=False"
                 yield f"{target}.register_buffer({quote(key)}, {holding.expr.text}{flag})"
             else:
                 kind = "parameter" if holding.parameter else "module"
                 yield self.assign(inner, kind, holding.expr.text)
+
+    def alike(self, path: str) -> Iterator[list[str]]:
+        """Keys of what is held at a path; those of equal modules of a ModuleDict's together."""
+        run: list[str] = []
+        for key in self.children.get(path, []):
+            held, before = self.holdings.get(key), self.holdings.get(run[-1]) if run else None
+            same = held and before and held.expr == before.expr and not path and self.keyed
+            if run and not (same and key.isdigit() and int(key) == int(run[-1]) + 1):
+                yield run
+                run = []
+            run.append(key)
+        if run:
+            yield run
+
+    def modules_of(self, path: str) -> list[str]:
+        """Keys of the modules that a container has, or the class for ""."""
+        held = self.children.get(path, [])
+        return [key for key in held if path or key not in self.parameter_paths()]
 
     def assign(self, path: str, kind: str, text: str) -> str:
         """The statement that puts a module or parameter at a path."""
@@ -124,6 +156,11 @@ class Attributes:
             named = zip(map(quote, keys), texts, strict=True)
             entries = ", ".join(f"{key}: {text}" for key, text in named)
             yield self.assign(path, "module", f"nn.ModuleDict({{{entries}}})")
+
+
+def is_name(key: str) -> bool:
+    """Whether Python can have it after a dot."""
+    return key.isidentifier() and not iskeyword(key)
 
 
 def comprehension(keys: list[str], text: str, kind: str) -> str:

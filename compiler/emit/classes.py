@@ -25,6 +25,7 @@ class Draft:
     arguments: tuple[str, ...]
     """Of forward."""
     forward: tuple[Line, ...]
+    base: str
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -53,7 +54,7 @@ class Class:
     init: tuple[str, ...]
     arguments: tuple[str, ...]
     forward: tuple[Line, ...]
-    base: str = "nn.Module"
+    base: str
     given: str = ""
     """What the base's __init__ is given."""
 
@@ -134,7 +135,8 @@ def make_class(name: str, draft: Draft, varying: Mapping[int, str]) -> Class:
     forward = tuple(replace(line, text=fill(line.text, "self.")) for line in draft.forward)
     kept = [f"self.{parameter} = {parameter}" for parameter in dict.fromkeys(used_in_forward)]
     parameters = tuple(dict.fromkeys(varying.values()))
-    return Class(name, draft.where, parameters, (*kept, *init), draft.arguments, forward)
+    lines = (*kept, *init)
+    return Class(name, draft.where, parameters, lines, draft.arguments, forward, draft.base)
 
 
 def whole(lines: Iterable[Line]) -> tuple[Line, ...]:

@@ -70,11 +70,11 @@ def view_data(spec: Spec, plan: Plan, unit: Unit, paths: Sequence[str]) -> DataV
         reads=parts.reads,
         batch=tuple(wrap_all(batch_lines(parts, plan, hand), 8 if ahead else 4)),
         whole=tuple(wrap_all(whole_lines(parts, whole), 4)) if whole else (),
-        whole_doc=f"{capital(whole)}, which each microbatch takes whole" if whole else "",
+        whole_doc=f"What each microbatch takes whole: {listed(whole)}" if whole else "",
         ordered=bool(fields) or not plan.even,
         divided=bool(fields),
         sizes=not plan.even,
-        batch_doc=f"{capital(names)} of each microbatch"
+        batch_doc=f"Each microbatch's {listed(names)}"
         if fields
         else "The whole fields, for each microbatch",
         workers=tuple(wrap_all(worker_lines(parts.workers, hand), 4)) if ahead else (),
@@ -128,11 +128,6 @@ class Hand:
             yield f"{', '.join(self.fields)} = ({split} for field in {source})"
         each = (f"[{name}] * MICROBATCHES" if name in self.whole else name for name in self.names)
         yield f"return list(zip({', '.join(each)}))"
-
-
-def capital(names: Sequence[str]) -> str:
-    """Names at the head of a sentence."""
-    return names[0].capitalize() if len(names) == 1 else listed(names)
 
 
 def whole_lines(parts: Parts, names: Sequence[str]) -> Iterator[str]:

@@ -197,7 +197,8 @@ class Lifter:
         module = self.graph.modules[path]
         arguments = (*writer.argument_names, *["batch"] * form.batch)
         arguments += tuple(name for name, _ in form.states)
-        return Draft(path, module.cls, module.where, tuple(attributes.lines()), arguments, lines)
+        init, base = tuple(attributes.lines()), attributes.own_class
+        return Draft(path, module.cls, module.where, init, arguments, lines, base)
 
     def stage(self, results: tuple[str, ...]) -> Class:
         """The class Stage."""
@@ -226,7 +227,7 @@ class Lifter:
         names_ = (*writer.argument_names, *(("key",) if self.unit.seeds else ()))
         init = tuple(line.text for line in whole(Line(text) for text in attributes.lines()))
         if "" not in self.graph.leaves:
-            return Class("Stage", "", (), init, names_, lines)
+            return Class("Stage", "", (), init, names_, lines, attributes.own_class)
         base = own_name(self.graph, self.graph.modules[""])
         given = plain(construct(base).text).removeprefix(base.cls)[1:-1]
         return Class("Stage", "", (), init, names_, lines, base.cls, given)

@@ -102,13 +102,19 @@ def size_lines(plan: Plan, *, weighted: bool) -> Iterator[str]:
     yield "    sizes = [len(part) for part in parts[REPLICA::REPLICAS]]"
 
 
+def said(metric: str) -> str:
+    """A metric in the line for people, as an f-string: `f" | accuracy {accuracy:.4f}"`."""
+    label = quote(f" | {metric} ").replace("{", "{{").replace("}", "}}")
+    return f"f{label[:-1]}{{{clean_outside(metric)}:.4f}}{label[-1]}"
+
+
 def view_log(job: Job, unit: Unit) -> dict[str, object]:
     sequence = getattr(job.spec.data, "sequence", None)
     lr = "lr_at(step)" if varies(job.spec) else "LR"
     steps = job.spec.train.steps
     return {
         "metrics": [
-            {"name": clean_outside(name), "key": quote(name), "label": quote(f" | {name} ")}
+            {"name": clean_outside(name), "key": quote(name), "said": said(name)}
             for name, _ in unit.outputs[1:]
         ],
         "norm": job.spec.train.clip_norm is not None,

@@ -33,13 +33,13 @@ class LoopFinder:
     def runs(self, items: Sequence[Item]) -> Iterator[list[Item]]:
         """Runs of consecutive calls of elements of one container."""
         run: list[Item] = []
-        container = ""
+        container: str | None = None
         for item in items:
-            inside = item.call.path.rpartition(".")[0] if item.call else ""
+            inside = item.call.path.rpartition(".")[0] if item.call else None
             if inside != container:
                 yield run
                 run, container = [], inside
-            if inside.startswith(self.base) and inside:
+            if inside is not None and inside.startswith(self.base):
                 run.append(item)
         yield run
 
@@ -49,11 +49,10 @@ class LoopFinder:
             return None
         paths = [item.call.path for item in run if item.call]
         full = paths[0].rpartition(".")[0]
-        container = full.removeprefix(f"{self.base}.") if self.base else full
+        container = full.removeprefix(self.base).removeprefix(".") if self.base else full
         keys = [path.rpartition(".")[2] for path in paths]
-        if self.attributes.kind(container) == "plain" or keys != self.attributes.children.get(
-            container
-        ):
+        kind = self.attributes.kind(container)
+        if kind == "plain" or keys != self.attributes.modules_of(container):
             return None
         seeds = {
             self.seed(item).replace(quote(path), "*") for item, path in zip(run, paths, strict=True)
@@ -63,10 +62,8 @@ class LoopFinder:
         return self.spell(tuple(run), container, seeds.pop().replace("*", element_path(full)))
 
     def spell(self, run: tuple[Item, ...], container: str, seed: str) -> Loop:
-        accessed, is_list = (
-            self.attributes.access(container),
-            self.attributes.kind(container) == "list",
-        )
+        accessed = self.attributes.access(container) if container else "self"
+        is_list = self.attributes.kind(container) == "list"
         name = container.rpartition(".")[2]
         element = name[:-1] if name.endswith("s") and len(name) > 2 else "layer"
         if seed:
@@ -97,7 +94,7 @@ class LoopFinder:
         if item.call is not None and is_leaf(self.tree.graph.modules[item.call.path]):
             if not isinstance(item.call.output, Ref):
                 return item
-            arguments: tuple[tuple[str, object], ...] = item.call.arguments
+            arguments: tuple[tuple[str, object], ...] = (*item.call.arguments, ("batch", False))
             positional = item.call.positional
         else:
             form = signature(self.tree, item)
@@ -112,4 +109,6 @@ class LoopFinder:
 
 def element_path(container: str) -> str:
     """The path of the element with the key `i`, as an f-string."""
+    if not container:
+        return "i"
     return "f" + quote(f"{container}.").replace("{", "{{").replace("}", "}}")[:-1] + '{i}"'

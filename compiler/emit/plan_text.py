@@ -40,6 +40,9 @@ class PlanPage:
     memory: tuple[Memory, ...]
     step_s: float
     bubble: float
+    """Idle share of the ranks' time."""
+    waits: float
+    """What of it is for messages."""
     diagram: tuple[str, ...]
     runners_up: tuple[tuple[str, float, str], ...]
     messages: tuple[str, ...]
@@ -78,6 +81,7 @@ def make_plan_page(job: Job) -> PlanPage:
         memory=report.memory,
         step_s=report.makespan_s,
         bubble=report.bubble,
+        waits=report.messages,
         diagram=report.diagram,
         runners_up=report.runners_up,
         messages=job.graph.messages,
@@ -111,11 +115,20 @@ def plan_view(page: PlanPage) -> dict[str, object]:
         "transfers": shorten(page.transfers),
         "memory": [row and memory_row(row, ranks[row.rank]) for row in shorten(memory, fullest)],
         "makespan": show_seconds(page.step_s),
-        "bubble": f"{100 * page.bubble:.0f}%",
+        "idle": percent(page.bubble) if page.bubble > 0 else "",
+        "order": percent(page.bubble - page.waits),
+        "waits": percent(page.waits),
         "runners_up": [
             f"{name}: {show_seconds(time)} a step, {why}" for name, time, why in page.runners_up
         ],
     }
+
+
+def percent(share: float) -> str:
+    """`14%`; what is little is not none, and what is most not all."""
+    if 0 < share < 0.005:
+        return "under 1%"
+    return "over 99%" if 0.995 < share < 1 else f"{abs(100 * share):.0f}%"
 
 
 Row = TypeVar("Row")

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import jinja2
 
@@ -78,13 +78,14 @@ def render_rank(templates: jinja2.Environment, view: Mapping[str, object]) -> st
     own = [*view["registering"], *sorted({line for lines in lists for line in lines})]  # type: ignore[misc]  # a list of lines
     draft = template.render(view, compilation=compilation_mark, imports=[])
     body = draft.split("# plan: what the compiler decided", 1)[1]
+    exact = [*filter(None, view["default_dtype"])] if own else []  # type: ignore[call-overload]  # lines
+    view = view | {"default_dtype": []} if exact else view
     constants = view["training_constants"]
     kept = {"training_constants": [line for line in constants if is_used(line, body)]}  # type: ignore[attr-defined]
     text = template.render({**view, **kept}, compilation=compilation_mark, imports=[])
     body = text.split("# plan: what the compiler decided", 1)[1]
-    return template.render(
-        {**view, **kept}, compilation=compilation_mark, imports=choose_imports(body, own)
-    )
+    imports = choose_imports(body, own, exact)
+    return template.render({**view, **kept}, compilation=compilation_mark, imports=imports)
 
 
 def is_used(line: str, body: str) -> bool:
@@ -94,8 +95,9 @@ def is_used(line: str, body: str) -> bool:
     return any(re.search(rf"\b{name}\b", rest) for name in names)
 
 
-def choose_imports(body: str, own: list[str]) -> list[str]:
-    """The imports that a script's text uses, sorted as isort does."""
+def choose_imports(body: str, own: list[str], exact: Sequence[str] = ()) -> list[str]:
+    """The imports that a script's text uses, sorted as isort does. `exact`: what comes before those
+    of the user's, which may make tensors."""
     groups: list[list[str]] = [["from pathlib import Path"], [], []]
     for group, lines in zip(groups, (modules, torch_modules), strict=False):
         group += [line for line in lines if reads(line, body)]
@@ -103,7 +105,9 @@ def choose_imports(body: str, own: list[str]) -> list[str]:
         root = re.split(r"[ .]", line)[1]
         groups[0 if root in sys.stdlib_module_names else 1 if root == "torch" else 2].append(line)
     standard, of_torch, others = groups
-    return [*in_order(standard), "", *in_order(of_torch), *(["", *others] if others else [])]
+    before = ["", *exact] if exact else []
+    later = ["", *others] if others else []
+    return [*in_order(standard), "", *in_order(of_torch), *before, *later]
 
 
 def in_order(lines: list[str]) -> list[str]:

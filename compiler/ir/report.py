@@ -43,6 +43,8 @@ class Report:
     makespan_s: float
     bubble: float
     """Idle share of the ranks' time."""
+    messages: float
+    """What of that share there would not be if messages took no time."""
     live: tuple[int, ...]
     """Peak microbatches in flight, by rank of replica 0."""
     cost: Mapping[str, float]

@@ -85,7 +85,7 @@ class Model:
     loss: str = "output"
     """`output`: the model returns it. Otherwise a function of the model's output and of the data's
     fields that feed no input: a name in torch.nn.functional, `file.py:callable` or
-    `package.module:callable`."""
+    `package.module:callable`; a module, or its class, is one too."""
     weight: Weight = Weight()
     leaf: tuple[str, ...] = ()
     """Paths of modules that are kept whole, or names of their classes."""

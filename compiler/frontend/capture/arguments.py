@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ...ir.graph import Arg, Device, Items, TorchConstant
@@ -33,6 +34,19 @@ def to_arg(value: object, tensor: Callable[[object], Arg | None]) -> Arg:
     if isinstance(value, Sequence):
         return tuple(to_arg(item, tensor) for item in value)
     raise TypeError(f"{type(value).__name__} cannot be written in a script")
+
+
+def numbers_of(tensor: torch.Tensor) -> object:
+    """A tensor's numbers as they were written: 0.1, not the 0.10000000149011612 that float32 makes
+    of it."""
+
+    def shortest(numbers: object) -> object:
+        if isinstance(numbers, list):
+            return [shortest(number) for number in numbers]
+        return float(str(np.float32(numbers)))  # type: ignore[arg-type]  # a float
+
+    numbers = tensor.tolist()
+    return shortest(numbers) if tensor.dtype == torch.float32 else numbers
 
 
 def spelling(target: OpOverload) -> Literal["method", "torch", ""]:

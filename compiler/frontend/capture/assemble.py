@@ -82,7 +82,7 @@ def assemble(
 
 def name_inputs(raw: Raw, training: Training) -> dict[str, str]:
     """Traced input -> its field's name, unless a value, parameter or buffer has that."""
-    taken = {*raw.values, *(name for name, _ in named_tensors(training.model))}
+    taken = {*raw.values, *(name for name, _ in named_tensors(training.model)), *raw.constants}
     pairs = zip(raw.inputs, training.binding.fields, strict=True)
     return {old: new if new not in taken else old for old, new in pairs}
 

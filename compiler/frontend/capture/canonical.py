@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...ir.graph import Arg, CallId, Op, Ref, State, TensorMeta
-from .arguments import to_arg
+from .arguments import numbers_of, to_arg
 from .autocast import is_autocast
 from .overloads import functional_form
 from .raw import Raw
@@ -125,7 +125,7 @@ def literal(op: Op, raw: Raw) -> Op:
     if value.numel() > max_inline_elements:
         return op
     dtype = to_arg(value.dtype, lambda _: None)
-    data = to_arg(value.tolist(), lambda _: None)
+    data = to_arg(numbers_of(value), lambda _: None)
     return replace(
         op,
         target="ppc.tensor.default",

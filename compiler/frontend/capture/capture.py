@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from ...errors import CaptureError
-from ...ir.graph import Graph, State, TensorMeta
+from ...ir.graph import Graph, Recipe, State, TensorMeta
 from ...ir.spec import Arrays, Dataset, Random, Spec, Text, Tokens
 from .alike import refuse_unlike
 from .arrays import count_arrays
@@ -18,14 +18,17 @@ from .backward import try_backwards
 from .batch import Generaliser, batch_sizes
 from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, named_tensors, numerics, plain_tensors
-from .canonical import canonicalise
+from .canonical import canonicalise, storages
 from .convert import Converter
 from .coupled import find_coupling, refuse_coupled
 from .export import export
 from .fields import bind, make_dataset, read_fields
+from .leaf_coupling import find_leaf_coupling
 from .leaves import find_leaves
+from .loss_state import Held, held_by_loss, keeps_state
 from .private import is_fake, storage_address
 from .raw import Raw
+from .record import literal, max_inline_elements
 from .registered import refuse_underivable
 from .replay import replay
 from .sharing import refuse_shared
@@ -34,6 +37,7 @@ from .survey import survey
 from .training import Training, make_training
 from .undivided import refuse_undivided
 from .user import location, model_folder
+from .weighted import weighted_mean
 from .whole import know, known, stand_in
 
 
@@ -61,9 +65,11 @@ def capture(spec: Spec) -> Graph:
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
-            coupled = accept_coupling(spec, raw)
-            graph = assemble(spec, raw, built, training, sizes, told)
+            coupled, untried = accept_coupling(spec, raw)
+            graph = assemble(spec, raw, built, training, sizes, told + untried)
             graph = replace(graph, coupled=coupled)
+        if weighted := weighted_mean(spec, raw):
+            graph = replace(graph, coupled=graph.coupled or short(weighted, spec.folder))
     graph = note_users_own(spec, replace(graph, autocast=training.autocast), raw)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
@@ -114,16 +120,20 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
         ) from error
 
 
-def accept_coupling(spec: Spec, raw: Raw) -> str:
-    """The user's line that looks at several samples of a microbatch, "" for none.
+def accept_coupling(spec: Spec, raw: Raw) -> tuple[str, tuple[str, ...]]:
+    """The user's line that looks at several samples of a microbatch, "" for none; and a word on
+    what could not be told.
 
     Raises CaptureError there, unless the spec accepts it, or has but one microbatch a step.
     """
     several = spec.parallel.microbatches * spec.parallel.data > 1
     coupling = find_coupling(spec, raw) if several else None
+    untried: tuple[str, ...] = ()
+    if several and not coupling and known.leaves:
+        coupling, untried = find_leaf_coupling(spec, raw)
     if coupling and spec.model.coupled == "refuse":
         refuse_coupled(spec, coupling)
-    return short(coupling.where, spec.folder) if coupling else ""
+    return short(coupling.where, spec.folder) if coupling else "", untried
 
 
 def count_samples(spec: Spec, data: Arrays | Random | Dataset) -> int:
@@ -151,9 +161,33 @@ def trace(
     """One microbatch of `batch` samples, in canonical form. `folder`: the model's."""
     survey(training, built, fields, batch)
     taken = frozenset(name for name, _ in named_tensors(built.model))
-    raw = Converter(export(training, built, fields, batch), folder, taken).convert()
+    held = held_by_loss(training)
+    traced = export(training, built, fields, batch)
+    raw = Converter(traced, folder, taken | held.keys(), held).convert()
     refuse_computed(raw, built.model)
-    return canonicalise(dissolve_borrowers(find_values(raw, built)))
+    refuse_written(raw, held)
+    raw = find_values(raw, built)
+    raw = replace(raw, recipes=raw.recipes | written_out(raw, held))
+    return canonicalise(dissolve_borrowers(raw))
+
+
+def written_out(raw: Raw, held: Held) -> dict[str, Recipe]:
+    """Recipes of what the loss holds, where it is small enough for a script to write out."""
+    own = {name: raw.constants[name] for name in held if name in raw.constants}
+    return {
+        name: Recipe((literal("v0", tensor),), "v0")
+        for name, tensor in own.items()
+        if tensor.numel() <= max_inline_elements
+    }
+
+
+def refuse_written(raw: Raw, held: Held) -> None:
+    """Raises CaptureError where the loss writes to a tensor of its own."""
+    memory = storages(raw.ops)
+    for op in raw.ops:
+        written = {base for name in op.mutates for base in memory.get(name, {name})}
+        for own in written & held.keys():
+            raise keeps_state(own, location(op.where))
 
 
 def refuse_computed(raw: Raw, model: nn.Module) -> None:

@@ -17,6 +17,7 @@ from . import whole
 from .applied import make_op
 from .arguments import dtype_name, spelling, to_arg
 from .export import RawCall, Traced
+from .loss_state import Held, find_held
 from .overloads import without_out
 from .places import Places, module_calls, module_path, region_mark, users_location
 from .private import OpOverload, schema_of
@@ -42,13 +43,12 @@ class Mode(NamedTuple):
 class Converter:
     """Walks the traced nodes of one program in order."""
 
-    def __init__(self, traced: Traced, folder: Path, taken: frozenset[str] = frozenset()) -> None:
-        self.raw = Raw(checkpoints=traced.checkpoints)
+    def __init__(self, traced: Traced, folder: Path, taken: frozenset[str], held: Held) -> None:
+        self.raw, self.held, self.traced = Raw(checkpoints=traced.checkpoints), held, traced
         self.folder = folder
         """Of the model's file."""
         self.taken = taken
         """Names of parameters and buffers: a value has none of them."""
-        self.traced = traced
         self.mode = Mode(grad=True, autocast=traced.autocast)
         self.outer: list[str | None] = []
         """The autocasts around the region at hand."""
@@ -100,10 +100,12 @@ class Converter:
                 next(filter(None, map(users_location, node.users)), None),
                 "torch.randn and its like without a generator: the spec's seed makes them repeat",
             )
+        own, value = find_held(self.held, self.traced.program, str(spec.target))
+        fqn = own or fqn
         self.nodes[node] = State(fqn)
         self.raw.states[fqn] = meta_of(node.meta["val"])
-        if spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn:
-            self.raw.constants[fqn] = self.traced.program.constants[str(spec.target)]
+        if own or (spec.kind == InputKind.CONSTANT_TENSOR and "lifted_tensor" in fqn):
+            self.raw.constants[fqn] = value  # type: ignore[assignment]  # it has one
 
     def refuse_assignments(self) -> None:
         """Raises CaptureError where forward assigns a tensor that it reads and is no buffer."""

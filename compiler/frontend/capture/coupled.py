@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from torch import nn
+
 from ...errors import CaptureError
 from ...ir.graph import Arg, Dim, Op, Ref, State, TensorMeta
 from ...ir.spec import Spec
@@ -50,7 +52,9 @@ def find_coupling(spec: Spec, raw: Raw) -> Coupling | None:
 
 def loss_line(spec: Spec) -> str:
     """Where the user's loss begins: torch notes no lines of what is called in no module."""
-    code = getattr(find_loss(spec), "__code__", None)
+    loss = find_loss(spec)
+    loss = type(loss).forward if isinstance(loss, nn.Module) else loss
+    code = getattr(loss, "__code__", None)
     if code is None or not is_users(code.co_filename):
         return ""
     return f"{code.co_filename}:{code.co_firstlineno}"

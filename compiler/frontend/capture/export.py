@@ -28,6 +28,7 @@ from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
 from .inner_backward import refuse_inner_backward
+from .loss_state import refuse_assigned
 from .private import (
     gradient_hooks,
     node_name,
@@ -94,6 +95,7 @@ def export(
         note_calls(training.model, calls, keys, running),
         note_assignments(training.model, assigned),
         refuse_hooks(training.model),
+        refuse_assigned(training.loss),
         keeping_functions() as functions,
         refuse_inner_backward(lambda: leaf_hint(running)),
         quiet(),

@@ -10,6 +10,8 @@ from torch import nn
 
 from ...errors import CaptureError, Location
 from ...ir.spec import Spec
+from .build import seeded
+from .loss_module import make_module
 from .user import resolve
 
 Results = Mapping[str, torch.Tensor]
@@ -24,21 +26,21 @@ def find_loss(spec: Spec) -> Loss:
     if name == "output":
         return returned_loss
     if ":" in name:
-        loss = resolve(name, spec.folder, where)
+        with seeded(spec.train.seed):  # a loss may draw tensors; it is found more than once
+            loss = resolve(name, spec.folder, where)
     else:
         loss = cross_entropy if name == "cross_entropy" else functional(name, where)
     if not callable(loss):
         raise CaptureError(f"{name} is not callable", where, "name a function: losses.py:loss")
-    if isinstance(loss, nn.Module):
-        held = [name for name, _ in (*loss.named_parameters(), *loss.named_buffers())]
-        if held:
-            raise CaptureError(
-                f"{name} is a module that holds {', '.join(held)}; no stage has tensors of a loss",
-                where,
-                "a function that makes them: weight=output.new_tensor([1.0, 2.0]); what is trained "
-                "belongs to the model, which may return its loss itself: loss: output",
-            )
-    return loss
+    is_module = isinstance(loss, nn.Module) or (
+        isinstance(loss, type) and issubclass(loss, nn.Module)
+    )
+    return make_module(spec, loss) if is_module else loss
+
+
+def signature(loss: Loss) -> inspect.Signature:
+    """What a loss takes. Raises ValueError for torch's own functions in C."""
+    return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
 
 
 def functional(name: str, where: Location | None) -> object:
@@ -56,7 +58,7 @@ def functional(name: str, where: Location | None) -> object:
 def arguments(loss: Loss) -> tuple[inspect.Parameter, ...]:
     """What a loss takes after the model's output, by position."""
     try:
-        taken = list(inspect.signature(loss).parameters.values())
+        taken = list(signature(loss).parameters.values())
     except ValueError:  # torch's own functions in C
         return (inspect.Parameter("target", inspect.Parameter.POSITIONAL_ONLY),)
     return tuple(p for p in taken[1:] if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
@@ -64,7 +66,7 @@ def arguments(loss: Loss) -> tuple[inspect.Parameter, ...]:
 
 def output_name(loss: Loss) -> str:
     """What a loss calls the model's output: the name of its first argument."""
-    name = next(iter(inspect.signature(loss).parameters))
+    name = next(iter(signature(loss).parameters))
     return "output" if name == "input" else name
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ...errors import CaptureError
 from ...ir.spec import Spec
-from .loss import find_loss
+from .loss import find_loss, signature
 
 targets = ("labels", "label", "targets", "target", "y")
 """What a field is called that a loss compares with."""
@@ -47,7 +47,7 @@ def feed_loss(spec: Spec, taken: Sequence[inspect.Parameter], rest: Sequence[str
 def takes_any(spec: Spec) -> bool:
     """Whether the loss takes `*fields`."""
     try:
-        parameters = inspect.signature(find_loss(spec)).parameters.values()
+        parameters = signature(find_loss(spec)).parameters.values()
     except ValueError:  # torch's own functions in C
         return False
     return any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -50,7 +50,7 @@ def refuse_python_state(training: Training, again: Callable[[], object]) -> Iter
     holders = find_holders(training)
     with restored(holders), seeded(trace_seed):
         before, after = read(holders), {}
-        end = training.model.register_forward_hook(lambda *_: after.update(read(holders)))
+        end = training.register_forward_hook(lambda *_: after.update(read(holders)))
         try:
             with refuse_draws(training):
                 yield
@@ -65,10 +65,20 @@ def refuse_python_state(training: Training, again: Callable[[], object]) -> Iter
 
 def find_holders(training: Training) -> dict[str, dict[str, object]]:
     """Attributes of all modules, by path, and the globals of the files that the user wrote."""
-    modules = dict(training.model.named_modules())
-    files = {sys.modules.get(type(module).__module__) for module in modules.values()}
+    modules = modules_of(training)
+    owners = (*map(type, modules.values()), training.loss)
+    files = {sys.modules.get(getattr(owner, "__module__", "")) for owner in owners}
     holders = {path: module.__dict__ for path, module in modules.items()}
     return holders | {f"file {f.__name__}": f.__dict__ for f in files if f and is_own(f)}
+
+
+def modules_of(training: Training) -> dict[str, nn.Module]:
+    """Those of the model by path, and those of a loss that is one."""
+    modules = dict(training.model.named_modules())
+    if isinstance(training.loss, nn.Module):
+        own = training.loss.named_modules(prefix="the loss")
+        modules |= {path: module for path, module in own if path not in modules}
+    return modules
 
 
 def is_own(module: ModuleType) -> bool:
@@ -196,7 +206,7 @@ def refuse_change(
             continue
         module, owner = training.model, path.removeprefix("file ")
         if not path.startswith("file "):
-            module = training.model.get_submodule(path)
+            module = modules_of(training)[path]
             owner = path or type(module).__name__
         raise CaptureError(
             f"forward changes {name} of {owner}, a Python value: the script would compute in every "

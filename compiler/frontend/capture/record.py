@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...ir.graph import Arg, Op, Recipe, Ref, TorchConstant
-from .arguments import dtype_name, spelling, to_arg
+from .arguments import dtype_name, numbers_of, spelling, to_arg
 from .overloads import without_out
 from .private import (
     TorchDispatchMode,
@@ -278,7 +278,7 @@ def literal(name: str, value: torch.Tensor) -> Op:
     """A constant, written out."""
     return Op(
         name=f"literal_{name}", target="ppc.tensor.default",
-        args=(to_arg(value.tolist(), lambda _: None),), arg_names=("data",),
+        args=(to_arg(numbers_of(value), lambda _: None),), arg_names=("data",),
         kwargs=(("dtype", to_arg(value.dtype, lambda _: None)),), outputs=(name,), call=("", 0),
     )  # fmt: skip
 
