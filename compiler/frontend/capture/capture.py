@@ -20,7 +20,7 @@ from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, named_tensors, numerics, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter
-from .coupled import find_coupling, refuse_coupled
+from .coupled import find_coupling, loss_line, refuse_coupled
 from .export import export
 from .fields import bind, make_dataset, read_fields
 from .leaves import find_leaves
@@ -57,6 +57,8 @@ def capture(spec: Spec) -> Graph:
         try:
             raw = Generaliser(*sizes).merge(*traces)
         except CaptureError as error:
+            again = trace(training, built, fields, sizes[0], folder)
+            refuse_changing(spec, traces[0], again, sizes[0])
             size, message = fixed_size(spec, error)
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
@@ -195,6 +197,16 @@ def find_values(raw: Raw, built: Built) -> Raw:
         shape = tuple(hidden[fqn].shape)
         values[fqn] = replay(recipe, shape, hidden[fqn].dtype, seed=0)
     return replace(raw, constants=raw.constants | values, recipes=recipes)
+
+
+def refuse_changing(spec: Spec, raw: Raw, again: Raw, size: int) -> None:
+    """Raises CaptureError where a second trace of microbatches of one size is another: it reads the
+    clock, or what nobody sees."""
+    try:
+        Generaliser(size, size).merge(raw, again)
+    except CaptureError as error:
+        place = error.where or location(loss_line(spec)) or spec.at("model.loss")
+        raise CaptureError(error.message, place, error.hint) from error
 
 
 def fixed_size(spec: Spec, error: CaptureError) -> tuple[int, str]:

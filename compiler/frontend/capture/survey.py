@@ -21,7 +21,8 @@ from .fields import bind, read_fields
 from .leaves import called
 from .measure import FlopCounter
 from .private import storage_address, version_of
-from .python_state import find_holders, restored
+from .python_state import roots_of
+from .restored import restored
 from .schema import draws
 from .training import Training, make_training
 from .trees import tree_leaves, tree_map
@@ -40,7 +41,7 @@ def survey(training: Training, built: Built, fields: Mapping[str, TensorMeta], b
     if not known.leaves or known.spec is None or batch in known.seen:
         return
     try:
-        with built.mode, restored(find_holders(training)), watching() as seen:
+        with built.mode, restored(roots_of(training)), watching() as seen:
             names = training.binding.fields
             training.run(*(zeros(fields[name], batch) for name in names))
     except PpcError:
