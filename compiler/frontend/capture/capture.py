@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 
 from torch import nn
 
@@ -23,11 +24,12 @@ from .convert import Converter
 from .coupled import find_coupling, loss_line, refuse_coupled
 from .export import export
 from .fields import bind, make_dataset, read_fields
+from .fresh import refuse_changed
 from .leaves import find_leaves
 from .private import is_fake, storage_address
 from .raw import Raw
-from .registered import refuse_underivable
-from .replay import replay
+from .registered import find_operation, refuse_underivable
+from .replay import classes, replay
 from .sharing import refuse_shared
 from .statements import forget
 from .survey import survey
@@ -66,6 +68,7 @@ def capture(spec: Spec) -> Graph:
             coupled = accept_coupling(spec, raw)
             graph = assemble(spec, raw, built, training, sizes, told)
             graph = replace(graph, coupled=coupled)
+    refuse_imported(raw, folder)
     graph = note_users_own(spec, replace(graph, autocast=training.autocast), raw)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
@@ -114,6 +117,18 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
             f"if {square[0]} is one whole, such as a graph's edges, and no sample has a row of it: "
             f"data: {{whole: [{', '.join(fields)}]}}, for those of them that are so",
         ) from error
+
+
+def refuse_imported(raw: Raw, folder: Path) -> None:
+    """Raises CaptureError for operations and autograd functions whose file, which the scripts
+    import, is no longer what it was. `folder`: the model's."""
+    for target, module in raw.registered.items():
+        made, function = find_operation(target), raw.functions.get(target)
+        where = next((op.where for op in raw.ops if op.target == target), "")
+        if function:
+            refuse_changed(function.name, classes[target], module, folder, location(where))
+        elif made and isinstance(made.function, FunctionType):
+            refuse_changed(made.name, made.function, module, folder, location(where))
 
 
 def accept_coupling(spec: Spec, raw: Raw) -> str:
