@@ -10,6 +10,7 @@ from nets import net
 
 from ppc.errors import CaptureError
 from ppc.frontend.capture.capture import capture
+from ppc.pipeline import lower
 
 pytestmark = pytest.mark.torch
 
@@ -167,6 +168,34 @@ def test_an_operation(change, what, tmp_path):
     text = OPERATION.replace("fresh", f"fresh_{what[4:]}")
     name = f"fresh_{what[4:]}::up"
     refuse(tmp_path, text, change, f"{name} reads {what}, changed after own.py was imported")
+
+
+late = """FACTOR['n'] = FACTOR.get('n', 0) + 1
+        if FACTOR['n'] > 100:
+            grad = 2 * grad"""
+
+
+def test_a_backward_that_counts(tmp_path):
+    """Which no trace runs."""
+    text = FUNCTION.replace("return grad", f"{late}\n        return grad")
+    counting(tmp_path, text, "Up changes FACTOR of own.py, a Python value: every rank has its own")
+
+
+def test_an_operation_that_counts(tmp_path):
+    text = OPERATION.replace("fresh", "fresh_count")
+    text = text.replace("return scale", "FACTOR['n'] = FACTOR.get('n', 0) + 1\n    return scale")
+    name = "fresh_count::up"
+    counting(tmp_path, text, f"{name} changes FACTOR of own.py, a Python value: every rank has")
+
+
+def counting(folder, text, message):
+    (folder / "own.py").write_text(text)
+    code = net("return self.b(own.up(self.a(x)))", before="import own")
+    with pytest.raises(CaptureError) as raised:
+        lower(make_spec(folder, code), folder / "out")
+    assert raised.value.message.startswith(message)
+    line = text.splitlines()[raised.value.where.line - 1].strip()
+    assert line == "FACTOR['n'] = FACTOR.get('n', 0) + 1"
 
 
 def refuse(folder, text, change, message):

@@ -25,6 +25,7 @@ from ..ir.graph import Graph, Parameter
 from ..ir.norms import counting_norms, values_per_channel
 from ..ir.plan import Plan
 from ..ir.spec import Random, Spec
+from .keeping import refuse_keeping
 from .listing import Listing, constant_name, first_difference, list_operations
 from .outcome import (
     Outcome,
@@ -66,6 +67,11 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
     sizes = microbatch_sizes(spec, plan, graph)
     with numerics(spec):
         by_numbers = all(is_comparable(graph, size) for size in sizes)
+        if by_numbers and (graph.registered or graph.functions):
+            training = really(spec)
+            inputs = microbatch(spec, training, sizes[0])
+            with users_errors(spec.at("model.factory"), f"the model fails on {samples(sizes[0])}"):
+                refuse_keeping(graph, training, inputs)
         compare = compare_numbers if by_numbers else compare_listings
         fault = compare_pairs(compare, spec, graph, sizes)
         fault = fault or next(compare_shapes(graph, sizes), None)
@@ -131,9 +137,8 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
 
     Both draw from one state of the generator.
     """
-    model = build_model(spec)
-    training = make_training(spec, model, bind(spec, model, read_fields(spec)))
-    state = copy_state(read_state(graph, model))
+    training = really(spec)
+    state = copy_state(read_state(graph, training.model))
     where = spec.at("model.factory")
     for number, size in enumerate(sizes, 1):
         inputs = microbatch(spec, training, size)
@@ -146,6 +151,12 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
         state |= {n: t.requires_grad_(state[n].requires_grad) for n, t in found.kept.items()}
         for difference in differences(found, expected, tolerance_of(spec.train.precision)):
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
+
+
+def really(spec: Spec) -> Training:
+    """The user's model with values."""
+    model = build_model(spec)
+    return make_training(spec, model, bind(spec, model, read_fields(spec)))
 
 
 def nth(number: int, sizes: Sequence[int]) -> str:

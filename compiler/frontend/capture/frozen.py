@@ -13,6 +13,8 @@ import torch
 plain = (bool, int, float, complex, str, bytes, np.generic, type(None))
 max_bytes = 1 << 20
 """Of an array whose numbers are compared."""
+max_items = 100_000
+"""Of a container that is looked into."""
 
 
 def frozen(value: object, inside: tuple[int, ...] = ()) -> Hashable:
@@ -23,6 +25,8 @@ def frozen(value: object, inside: tuple[int, ...] = ()) -> Hashable:
     if isinstance(value, torch.Tensor) or id(value) in inside:
         return ...
     inner = (*inside, id(value))
+    if isinstance(value, dict | list | tuple | deque | set) and len(value) > max_items:
+        return len(value)
     if isinstance(value, dict):
         return tuple((frozen(key, inner), frozen(item, inner)) for key, item in value.items())
     if isinstance(value, list | tuple | deque):

@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .frozen import frozen, plain
+from .frozen import frozen, max_bytes, max_items, plain
 from .user import is_users
 
 max_holders = 50_000
@@ -29,6 +29,8 @@ max_holders = 50_000
 of_modules = frozenset(vars(nn.Module())) - {"training"}
 opened = (SimpleNamespace, functools.partial, functools._lru_cache_wrapper)
 """Objects of the standard library that are looked into."""
+Roots = Sequence[tuple[object, str]]
+"""Where a search begins, each with its name for people."""
 Key = tuple[str, str]
 """What holds a value, and the value's name there: `Net`, `cfg.n`."""
 
@@ -64,7 +66,6 @@ class Walk:
     seen: dict[int, object] = field(default_factory=dict)
     """By id; they live as long as the walk, or their ids would be given to others."""
     containers: list[Any] = field(default_factory=list)
-    caches: list[Any] = field(default_factory=list)
 
     def holders(self) -> Iterator[Holder]:
         """Those that hold values."""
@@ -80,13 +81,12 @@ class Walk:
             elif isinstance(value, type):
                 yield from self.open_class(value)
             elif isinstance(value, ModuleType):
-                if is_own(getattr(value, "__file__", None)):
-                    yield self.open_file(value.__dict__)
+                yield from self.open_file(value.__dict__)
             elif isinstance(value, nn.Module) or is_opened(value):
                 yield from self.open_object(value, owner, name)
             else:
                 self.queue += [(inner, owner, name) for inner in wrapped(value)]
-            if isinstance(value, np.ndarray):
+            if isinstance(value, np.ndarray) and value.nbytes <= max_bytes:
                 self.containers.append(value)
 
     def add(self, holder: Holder) -> Holder:
@@ -98,7 +98,7 @@ class Walk:
     def open_container(self, value: Any, owner: str, name: str) -> None:
         self.containers.append(value)
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, item in items:
+        for key, item in items if len(value) <= max_items else ():
             if not isinstance(item, plain):
                 self.queue.append((item, owner, f"{name}[{key!r}]"))
 
@@ -120,9 +120,7 @@ class Walk:
         yield self.add(of_dict(owner, function.__dict__))
         yield self.add(of_dict(owner, defaults_of(function)))
         self.queue += [(inner, owner, "") for inner in wrapped(function)]
-        if is_own(function.__code__.co_filename) and id(function.__globals__) not in self.seen:
-            self.seen[id(function.__globals__)] = function.__globals__
-            yield self.open_file(function.__globals__)
+        yield from self.open_file(function.__globals__)
 
     def open_class(self, cls: type) -> Iterator[Holder]:
         """Its attributes, and those of what it derives from."""
@@ -140,8 +138,12 @@ class Walk:
         methods = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
         self.queue += [(inner, "", "") for inner in (*methods, *cls.__bases__)]
 
-    def open_file(self, names: dict[str, object]) -> Holder:
-        return self.add(of_dict(Path(str(names.get("__file__"))).name, names))
+    def open_file(self, names: dict[str, object]) -> Iterator[Holder]:
+        """Its globals, once, if it is the user's."""
+        file = str(names.get("__file__") or "")
+        if is_own(file) and id(names) not in self.seen:
+            self.seen[id(names)] = names
+            yield self.add(of_dict(Path(file).name, names))
 
     def open_object(self, value: Any, owner: str, name: str) -> Iterator[Holder]:
         """Its attributes, in a dict or in slots; then its class."""
@@ -228,8 +230,8 @@ def is_opened(value: object) -> bool:
     return isinstance(value, opened) or not inside
 
 
-def walk(roots: Iterable[tuple[object, str]]) -> tuple[list[Holder], Walk]:
-    """All that some objects lead to. `roots`: each with its name for people."""
+def walk(roots: Roots) -> tuple[list[Holder], Walk]:
+    """All that some objects lead to."""
     environment = Holder(
         "os.environ", lambda: os.environ, os.environ.__setitem__, os.environ.__delitem__
     )
@@ -237,7 +239,7 @@ def walk(roots: Iterable[tuple[object, str]]) -> tuple[list[Holder], Walk]:
     return [environment, *going.holders()], going
 
 
-def read(roots: Iterable[tuple[object, str]]) -> dict[Key, Hashable]:
+def read(roots: Roots) -> dict[Key, Hashable]:
     """The plain values among them, to compare."""
     found: dict[Key, Hashable] = {}
     for holder in walk(roots)[0]:
@@ -248,7 +250,7 @@ def read(roots: Iterable[tuple[object, str]]) -> dict[Key, Hashable]:
     return found
 
 
-def reader(roots: Iterable[tuple[object, str]], key: Key) -> Callable[[], Hashable]:
+def reader(roots: Roots, key: Key) -> Callable[[], Hashable]:
     """Reads one of them again."""
     found = [
         (holder, name)

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import CaptureError, Complaints, Location, PpcError
 from .build import seeded
-from .held import Key, read, reader
+from .held import Key, Roots, read, reader
 from .restored import restored
 from .training import Training
 from .user import is_users, place
@@ -67,13 +67,24 @@ def refuse_python_state(training: Training, again: Callable[[], object]) -> Iter
         finally:
             for end in ends:
                 end.remove()
-        if after != before:  # what is computed once and kept does no harm
-            again()
-            once = read(roots)
-            again()
-            changed = [key for key, value in read(roots).items() if value != once.get(key)]
+        if after != before:
+            changed = changed_again(roots, again)
             in_loss = {key for key in changed if between.get(key) == before.get(key)}
             raise_all(refusal(training, k, again, in_loss=k in in_loss) for k in changed)
+
+
+def changed_again(roots: Roots, again: Callable[[], object]) -> list[Key]:
+    """Which values each of two more calls changes: what is computed once and kept does no harm."""
+    again()
+    once = read(roots)
+    again()
+    return [key for key, value in read(roots).items() if value != once.get(key)]
+
+
+def counted(name: str) -> str:
+    """A buffer in the place of a Python value."""
+    plain = re.sub(r"\W.*", "", name.rpartition(".")[2])
+    return f'self.register_buffer("{plain}", torch.tensor(0))'
 
 
 def raise_all(errors: Iterable[CaptureError]) -> None:
@@ -87,7 +98,7 @@ def raise_all(errors: Iterable[CaptureError]) -> None:
         raise only
 
 
-def roots_of(training: Training) -> list[tuple[object, str]]:
+def roots_of(training: Training) -> Roots:
     """The modules of a model, by path, and its loss."""
     modules = training.model.named_modules()
     return [(m, path or type(m).__name__) for path, m in modules] + [(training.loss, "the loss")]
@@ -104,10 +115,9 @@ def refusal(
     else:
         modules = {path or type(m).__name__: m for path, m in training.model.named_modules()}
         who, fallback = "forward", forward_line(modules.get(owner, training.model))
-        buffer = re.sub(r"\W.*", "", name.rpartition(".")[2])
         hint = (
-            f'a buffer is kept: self.register_buffer("{buffer}", torch.tensor(0)), and torch.where '
-            "for an `if`; what draws it belongs to torch: torch.rand(())"
+            f"a buffer is kept: {counted(name)}, and torch.where for an `if`; what draws it "
+            "belongs to torch: torch.rand(())"
         )
     return CaptureError(
         f"{who} changes {name} of {owner}, a Python value: the script would compute in every "
@@ -141,9 +151,11 @@ def changing_line(again: Callable[[], object], value: Callable[[], Hashable]) ->
 
 
 @contextmanager
-def refuse_draws(training: Training) -> Iterator[None]:
+def refuse_draws(
+    training: Training, harm: str = "the script would do in every step what it does here"
+) -> Iterator[None]:
     """Compare the generators whenever a module's call begins or ends: the module that was running
-    in between is it."""
+    in between is it. `harm`: what becomes of it."""
     states = {what: state() for what, (state, _) in generators.items()}
     running: list[nn.Module] = []
 
@@ -153,7 +165,7 @@ def refuse_draws(training: Training) -> Iterator[None]:
                 module = running[-1] if running else training
                 who = "the loss" if module is training else f"forward of {type(module).__name__}"
                 raise CaptureError(
-                    f"{who} {what}: the script would do in every step what it does here",
+                    f"{who} {what}: {harm}",
                     training.where if module is training else forward_line(module),
                     hint,
                 )

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .held import Holder, walk
+from .held import Holder, Roots, walk
 from .user import is_users
 
 
 @contextmanager
-def restored(roots: Iterable[tuple[object, str]]) -> Iterator[None]:
+def restored(roots: Roots) -> Iterator[None]:
     """Whatever happens to values, lists and caches inside is undone."""
     holders, going = walk(roots)
     kept = [(holder, holder.read()) for holder in holders]
