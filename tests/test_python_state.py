@@ -81,7 +81,7 @@ def test_values_that_forward_keeps(init, step, name, tmp_path):
 
 
 classes = """
-import itertools, os
+import itertools, os, threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 import helper
@@ -131,7 +131,16 @@ def forever():
         n += 1
         yield n
 
-STEP, FOREVER = closure(), forever()
+class Hook:
+    n = 0
+
+    def __call__(self, *_):
+        self.n += 1
+
+class Kind(dict):
+    n = 0
+
+STEP, FOREVER, LOCAL = closure(), forever(), threading.local()
 """
 # What the factory makes, what forward does, whose number then changes, and the line.
 deep = {
@@ -154,6 +163,12 @@ deep = {
     "a cycle": ("self.c = itertools.cycle([3, 4])", "n = next(self.c)", "c of Net", ""),
     "a generator": ("", "n = next(FOREVER)", "FOREVER of net.py", ""),
     "numpy": ("self.c = np.zeros(2)", "self.c[0] += 1\nn = int(self.c[0])", "c of Net", ""),
+    "a hook": ("def count(*_): CONFIG.n += 1\nself.a.register_forward_hook(count)", "n = CONFIG.n",
+               "CONFIG.n of net.py", "def count(*_): CONFIG.n += 1"),
+    "a hook's own": ("self.a.register_forward_hook(Hook())", "n = self.a.weight.ndim",
+                     "n of a", "self.n += 1"),
+    "a thread's": ("LOCAL.n = 0", "LOCAL.n += 1\nn = LOCAL.n", "LOCAL.n of net.py", ""),
+    "of a dict's kind": ("self.c = Kind()", "self.c.n += 1\nn = self.c.n", "c.n of Net", ""),
     "the environment": ("", "n = int(os.environ.get('N', 0)) + 1\nos.environ['N'] = str(n)",
                         "N of os.environ", "os.environ['N'] = str(n)"),
 }  # fmt: skip

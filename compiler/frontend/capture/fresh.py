@@ -84,6 +84,7 @@ class Reading:
     patched: dict[str, object] = field(default_factory=dict)
     """Functions of the user's in the place of others' own, such as `torch.nn.functional.gelu`."""
     seen: dict[int, object] = field(default_factory=dict)
+    libraries: set[tuple[int, frozenset[str]]] = field(default_factory=set)
     queue: deque[tuple[Any, str, frozenset[str]]] = field(default_factory=deque)
 
     def later(self, value: object, name: str, read: frozenset[str] = frozenset()) -> None:
@@ -122,9 +123,14 @@ class Reading:
         if is_own(getattr(module, "__file__", None)):
             self.take_names(vars(module), names)
             return
+        if (id(module), names) in self.libraries:
+            return
+        self.libraries.add((id(module), names))
         for name in names & vars(module).keys():
             value = vars(module)[name]
-            if isinstance(value, FunctionType) and is_own(value.__code__.co_filename):
+            if isinstance(value, ModuleType):
+                self.later(value, name, names)
+            elif isinstance(value, FunctionType) and is_own(value.__code__.co_filename):
                 self.patched[f"{module.__name__}.{name}"] = value
 
     def take_object(self, value: object, name: str, read: frozenset[str]) -> None:

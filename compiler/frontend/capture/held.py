@@ -8,12 +8,14 @@ Tensors are alike here: what forward does to them is traced.
 import functools
 import os
 import sys
-from collections import deque
+from argparse import Namespace
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from threading import local
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,12 +24,16 @@ import torch
 from torch import nn
 
 from .frozen import frozen, max_bytes, max_items, plain
+from .private import forward_hooks
 from .user import is_users
 
 max_holders = 50_000
 """So many are looked at: a model's objects can lead to anything."""
 of_modules = frozenset(vars(nn.Module())) - {"training"}
-opened = (SimpleNamespace, functools.partial, functools._lru_cache_wrapper)
+opened = (
+    SimpleNamespace, Namespace, UserDict, UserList, ChainMap, local, functools.partial,
+    functools._lru_cache_wrapper,
+)  # fmt: skip
 """Objects of the standard library that are looked into."""
 Roots = Sequence[tuple[object, str]]
 """Where a search begins, each with its name for people."""
@@ -76,6 +82,8 @@ class Walk:
             self.seen[id(value)] = value
             if isinstance(value, dict | list | tuple | set | deque):
                 self.open_container(value, owner, name)
+                if is_opened(value):  # of a class that derives from a container
+                    yield from self.open_object(value, owner, name)
             elif isinstance(value, FunctionType):
                 yield from self.open_function(value)
             elif isinstance(value, type):
@@ -152,6 +160,7 @@ class Walk:
             owner, prefix, ignored = owner if not name else type(value).__name__, "", of_modules
             self.containers += [item for item in vars(value).values() if isinstance(item, dict)]
             self.queue += [(inner, type(inner).__name__, "") for inner in value.children()]
+            self.queue += [(hook, owner, "") for hook in forward_hooks(value)]
         elif isinstance(value, functools.partial):
             arguments = {"args": value.args, "keywords": value.keywords}
             yield self.add(of_dict(owner, arguments, prefix))

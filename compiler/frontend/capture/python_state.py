@@ -117,7 +117,7 @@ def refusal(
         who, fallback = "forward", forward_line(modules.get(owner, training.model))
         hint = (
             f"a buffer is kept: {counted(name)}, and torch.where for an `if`; what draws it "
-            "belongs to torch: torch.rand(())"
+            "belongs to torch: torch.rand(()); leave out what is only logged"
         )
     return CaptureError(
         f"{who} changes {name} of {owner}, a Python value: the script would compute in every "
