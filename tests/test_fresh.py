@@ -52,7 +52,8 @@ class Pick(Base):
     def forward(self, x):
         rows = (x[:, 0] > MADE[x.shape[1]]).nonzero().squeeze(1)
         made = half(double(self.up(x[rows]))) * self.gain + self.bias + self.own
-        return x.index_add(0, rows, torch.nn.functional.gelu(made) * TABLE["k"] + factors.third(made))
+        made = torch.nn.functional.gelu(made) * TABLE["k"] + factors.third(made)
+        return x.index_add(0, rows, made)
 """
 FACTORS = "SHARE = 2\ndef half(x):\n    return x / SHARE\ndef third(x):\n    return x / 3\n"
 before = "import factors, pick\nfrom pick import Pick\nfrom torch.nn import functional as F\n"
