@@ -190,6 +190,22 @@ def test_a_count_that_tells_late(init, step, whose, line, tmp_path):
     assert "N" not in os.environ
 
 
+far = "self.c = SimpleNamespace(n=torch.zeros(()), t={'n': torch.zeros(())})"
+tensors = {
+    "an object's": ("self.c.n = self.c.n + 1\nn = self.c.n", "c.n of Net"),
+    "in a dict": ("self.c.t['n'] = self.c.t['n'] + 1\nn = self.c.t['n']", "c.t['n'] of Net"),
+}
+
+
+@pytest.mark.parametrize(("step", "whose"), tensors.values(), ids=tensors)
+def test_a_tensor_that_no_module_keeps(step, whose, tmp_path):
+    (tmp_path / "helper.py").touch()
+    late = f"{step}\nx = x * torch.where(n > 100, 2.0, 1.0)\nreturn self.b(self.a(x))"
+    message, line = refusal(tmp_path, net(late, far, before=imports + classes))
+    assert message.startswith(f"{whose} is a tensor that each call computes from the last one's")
+    assert line == "def forward(self, x):"
+
+
 def test_every_count_is_named(tmp_path):
     step = "self.n += 1\nself.c.n += 1\nreturn self.b(self.a(x))"
     code = net(step, "self.n, self.c = 0, Slots()", before=imports + classes)
@@ -315,6 +331,9 @@ harmless = {
     "a table cached in the factory": ("table(5)", "x = x + table(5)"),
     "a cache of the file": ("", "x = x + CACHE.setdefault(5, torch.ones(5))"),
     "a registry": ("", "helped.last = SimpleNamespace(shape=x.shape)"),
+    "what the loss reads": (
+        "self.c = SimpleNamespace(n=torch.ones(5))", "self.c.n = 2 * x\nx = x + self.c.n"
+    ),
     "a closed cache": ("self.n = cache()", "x = x * self.n(2)"),
 }  # fmt: skip
 

@@ -42,6 +42,11 @@ from .outcome import (
 )
 
 report = "this is a limit of ppc's capture; please report it with the model"
+kept_question = "; does forward keep something in an attribute?"
+kept_remedy = (
+    "what forward keeps from call to call is a buffer of a module: self.register_buffer(...); if "
+    f"that is not it, {report}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
             raise depends_on_size(spec, plan, sizes[0], fault)
     if fault:
         where = spec.at("model.factory")
-        raise CaptureError(f"the captured graph is not the model: {fault.what}", where, report)
+        hint = kept_remedy if kept_question in fault.what else report
+        raise CaptureError(f"the captured graph is not the model: {fault.what}", where, hint)
 
 
 def microbatch_sizes(spec: Spec, plan: Plan, graph: Graph) -> tuple[int, ...]:
@@ -162,7 +168,7 @@ def really(spec: Spec) -> Training:
 def nth(number: int, sizes: Sequence[int]) -> str:
     """Which microbatch of some, and what that tells."""
     *before, size = sizes[:number]
-    again = "; does forward keep something in an attribute?" if size in before else ""
+    again = kept_question if size in before else ""
     return f"in microbatch {number}, of {samples(size)}{again}"
 
 

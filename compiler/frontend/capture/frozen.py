@@ -15,6 +15,7 @@ max_bytes = 1 << 20
 """Of an array whose numbers are compared."""
 max_items = 100_000
 """Of a container that is looked into."""
+max_depth = 50
 
 
 def frozen(value: object, inside: tuple[int, ...] = ()) -> Hashable:
@@ -22,7 +23,7 @@ def frozen(value: object, inside: tuple[int, ...] = ()) -> Hashable:
     `inside`: ids of what it lies in."""
     if isinstance(value, plain):
         return repr(value)
-    if isinstance(value, torch.Tensor) or id(value) in inside:
+    if isinstance(value, torch.Tensor) or id(value) in inside or len(inside) > max_depth:
         return ...
     inner = (*inside, id(value))
     if isinstance(value, dict | list | tuple | deque | set) and len(value) > max_items:

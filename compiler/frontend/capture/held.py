@@ -72,11 +72,15 @@ class Walk:
     seen: dict[int, object] = field(default_factory=dict)
     """By id; they live as long as the walk, or their ids would be given to others."""
     containers: list[Any] = field(default_factory=list)
+    tensors: dict[Key, torch.Tensor] = field(default_factory=dict)
+    """Those that are no module's attributes."""
 
     def holders(self) -> Iterator[Holder]:
         """Those that hold values."""
         while self.queue and len(self.seen) < max_holders:
             value, owner, name = self.queue.popleft()
+            if isinstance(value, torch.Tensor):
+                self.tensors.setdefault((owner, name), value)
             if id(value) in self.seen or isinstance(value, (*plain, torch.Tensor)):
                 continue
             self.seen[id(value)] = value
@@ -100,7 +104,8 @@ class Walk:
     def add(self, holder: Holder) -> Holder:
         """Go on with what it holds."""
         for name, value in holder.read().items():
-            self.queue.append((value, holder.owner, holder.prefix + name))
+            if not (holder.ignored and isinstance(value, torch.Tensor)):
+                self.queue.append((value, holder.owner, holder.prefix + name))
         return holder
 
     def open_container(self, value: Any, owner: str, name: str) -> None:

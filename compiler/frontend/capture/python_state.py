@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ...errors import CaptureError, Complaints, Location, PpcError
 from .build import seeded
-from .held import Key, Roots, read, reader
+from .held import Key, Roots, read, reader, walk
 from .restored import restored
 from .training import Training
+from .trees import tree_leaves
 from .user import is_users, place
 
 trace_seed = 0x9E3779B9
@@ -55,8 +57,9 @@ def refuse_python_state(training: Training, again: Callable[[], object]) -> Iter
     keeps a number, a string or a list of them which is another after each call.
     """
     roots = roots_of(training)
+    before, between, after = read(roots), dict[Key, Hashable](), dict[Key, Hashable]()
+    tensors = tensors_of(roots)
     with restored(roots), seeded(trace_seed):
-        before, between, after = read(roots), dict[Key, Hashable](), dict[Key, Hashable]()
         ends = [
             training.model.register_forward_hook(lambda *_: between.update(read(roots))),
             training.register_forward_hook(lambda *_: after.update(read(roots))),
@@ -67,10 +70,53 @@ def refuse_python_state(training: Training, again: Callable[[], object]) -> Iter
         finally:
             for end in ends:
                 end.remove()
-        if after != before:
+        replaced = replaced_in(tensors, roots)
+    if after != before or replaced:
+        with restored(roots), seeded(trace_seed):
             changed = changed_again(roots, again)
             in_loss = {key for key in changed if between.get(key) == before.get(key)}
             raise_all(refusal(training, k, again, in_loss=k in in_loss) for k in changed)
+            if replaced:
+                refuse_read(training, again)
+
+
+def tensors_of(roots: Roots) -> dict[Key, torch.Tensor]:
+    """Tensors in objects, files and closures, where no module has them."""
+    return walk(roots)[1].tensors
+
+
+def replaced_in(before: dict[Key, torch.Tensor], roots: Roots) -> list[Key]:
+    """Where another tensor is now."""
+    now = tensors_of(roots)
+    return [key for key, tensor in before.items() if now.get(key, tensor) is not tensor]
+
+
+class Reads(TorchFunctionMode):
+    """Notes what operations are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[int, object] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.given |= {id(leaf): leaf for leaf in tree_leaves((args, kwargs or {}))}
+        return func(*args, **(kwargs or {}))
+
+
+def refuse_read(training: Training, again: Callable[[], object]) -> None:
+    """Raises CaptureError where a call computes with a tensor that the one before put there."""
+    roots = roots_of(training)
+    before = tensors_of(roots)
+    with Reads() as reads:
+        again()
+    for owner, name in replaced_in(before, roots):
+        if id(before[owner, name]) in reads.given:
+            raise CaptureError(
+                f"{name} of {owner} is a tensor that each call computes from the last one's, and "
+                "no module's: the script would begin with the same one in every step",
+                forward_line(training.model) or training.where,
+                f"a buffer of a module is kept: {counted(name)}",
+            )
 
 
 def changed_again(roots: Roots, again: Callable[[], object]) -> list[Key]:
