@@ -51,6 +51,26 @@ def test_parity(tmp_path, fork_server, parallel):
     assert found.ok
 
 
+COUNTING = """
+step, seen = 0, {"bounds": []}
+
+
+def clamp(module):
+    global step
+    step += 1
+    seen["bounds"].append(0.3 / step)
+    for parameter in module.parameters():
+        parameter.clamp_(-seen["bounds"][-1], seen["bounds"][-1])
+"""
+
+
+@pytest.mark.dist
+def test_parity_of_one_that_counts_steps(tmp_path, fork_server):
+    """Each rank calls it once a step, as one process does."""
+    spec = job(tmp_path, clamp=COUNTING, stages=2, cuts=["b"])
+    prove(spec, fork_server, steps=3)
+
+
 @pytest.mark.dist
 def test_parity_in_single_precision(tmp_path, fork_server):
     """Where the user's model takes each step from the scripts' weights."""
@@ -145,6 +165,14 @@ refused = {
         (
             "import torch\n\n\ndef clamp(module):\n    for p in module.parameters():\n"
             "        p.add_(torch.randn_like(p))\n"
+        ),
+        "own/latent.py:clamp draws random numbers, which differ on every rank",
+        None,
+    ),
+    "Python's random": (
+        (
+            "import random\n\n\ndef clamp(module):\n    for p in module.parameters():\n"
+            "        p.mul_(random.random())\n"
         ),
         "own/latent.py:clamp draws random numbers, which differ on every rank",
         None,

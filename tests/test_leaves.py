@@ -15,6 +15,8 @@ from ppc.pipeline import compile, lower
 pytestmark = pytest.mark.torch
 
 PICK = """
+import random
+
 import torch
 from factors import half
 from torch import nn
@@ -139,6 +141,33 @@ def test_parity_of_one_called_twice_under_autocast(tmp_path, fork_server):
     prove(spec, fork_server, steps=2, exact=False)
 
 
+COUNTS = """
+        self.n += 1
+        above = above if self.n < 3 else 0.2
+        rows = (x"""
+
+
+def test_a_leaf_that_counts(tmp_path):
+    """At its own line, whether or not its first calls show it."""
+    counting = PICK.replace("self.act =", "self.n = 0\n        self.act =")
+    error = refusal(job(tmp_path, pick=counting.replace("\n        rows = (x", COUNTS)))
+    assert error.message.startswith("the leaf picks.0 changes n of picks.0, a Python value: ")
+    assert (tmp_path / "pick.py").read_text().splitlines()[error.where.line - 1] == COUNTS.split(
+        "\n"
+    )[1]
+    assert error.hint.startswith('an argument of the leaf: self.register_buffer("n", ')
+
+
+@pytest.mark.dist
+def test_parity_where_it_is_given_the_count(tmp_path, fork_server):
+    """The remedy."""
+    own = 'self.register_buffer("n", torch.tensor(0))\n        self.leave ='
+    given = "self.n += 1\n        for pick in self.picks:"
+    code = NET.replace("self.leave =", own).replace("for pick in self.picks:", given)
+    code = code.replace("pick(x, 0.1)", "pick(x, torch.where(self.n < 3, 0.1, 0.2))")
+    prove(job(tmp_path, code, stages=2, parallel={"cuts": ["leave"]}), fork_server, steps=3)
+
+
 def test_without_it_the_error_names_it(tmp_path):
     error = refusal(job(tmp_path, leaf=()))
     assert error.message.startswith("what forward computes hangs on the values of its data")
@@ -169,6 +198,10 @@ def test_names_that_are_none(tmp_path):
          "the leaf picks.0 is given a tensor to which no gradient comes back"),
         ("self.act =", "self.table = torch.ones(4)\n        self.act =",
          "the leaf picks.0 is not what Pick(...) builds: it has a tensor that is neither"),
+        ("rows = (x", "half.n = getattr(half, 'n', 0) + 1\n        rows = (x",
+         "the leaf picks.0 changes n of the function half, a Python value: every rank has its own"),
+        ("rows = (x", "x = x * random.random()\n        rows = (x",
+         "forward of Pick draws from Python's random: no script seeds it"),
         ("super().__init__()", "hidden = hidden + 1\n        super().__init__()",
          "the leaf picks.0: Pick.__init__ changes hidden before it calls super().__init__()"),
     ],

@@ -1,7 +1,8 @@
 """check_after_step: what runs after each step does to the parts of a model what it does to all of
 it."""
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,9 @@ from torch import Tensor, nn
 from ..errors import CaptureError
 from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
 from ..frontend.capture.private import stores, version_of
+from ..frontend.capture.python_state import numpy_state
 from ..frontend.capture.remedies import is_data_dependent
+from ..frontend.capture.restored import restored
 from ..frontend.capture.user import resolve, users_errors
 from ..ir.graph import Graph
 from ..ir.spec import Spec
@@ -53,14 +56,19 @@ def check_after_step(
             if isinstance(tensor, nn.Parameter):
                 fill(tensor)
         stages = make_stages(graph, units, scripts, state)
-        drawn = torch.get_rng_state()
+        drawn = generators()
         run(model, "the model")
-        if not torch.equal(drawn, torch.get_rng_state()):
+        if drawn != generators():
             raise CaptureError(f"{name} draws random numbers, which differ on every rank", where)
         expected = read_state(graph, model)
         for unit, stage in zip(units, stages, strict=True):
             run(stage, f"stage {unit.stage}")
             compare(spec, unit, stage, expected)
+
+
+def generators() -> Hashable:
+    """The states of all that a user draws from."""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state()
 
 
 def fill(tensor: Tensor) -> None:
@@ -115,11 +123,13 @@ def as_parameters(stage: nn.Module) -> None:
 
 
 def run_after(after: Callable[[nn.Module], Any], spec: Spec, module: nn.Module, what: str) -> None:
-    """Call it. Raises CaptureError for what it may not do."""
+    """Call it, as if in the first step: a count of its own is a count of steps, in each rank as in
+    one process. Raises CaptureError for what it may not do."""
     name, where = spec.train.after_step, spec.at("train.after_step")
     parameters = dict(module.named_parameters())
     buffers = {key: (t, version_of(t)) for key, t in module.named_buffers()}
-    with torch.no_grad(), users_errors(where, f"{name} failed on {what}"):
+    own = [(after, "after_step")]
+    with restored(own), torch.no_grad(), users_errors(where, f"{name} failed on {what}"):
         after(module)
     for key, parameter in module.named_parameters():
         if parameters.get(key) is not parameter:

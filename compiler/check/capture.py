@@ -26,6 +26,7 @@ from ..ir.graph import Graph, Parameter
 from ..ir.norms import counting_norms, values_per_channel
 from ..ir.plan import Plan
 from ..ir.spec import Random, Spec
+from .keeping import refuse_keeping
 from .listing import Listing, constant_name, first_difference, list_operations
 from .outcome import (
     Outcome,
@@ -42,6 +43,11 @@ from .outcome import (
 )
 
 report = "this is a limit of ppc's capture; please report it with the model"
+kept_question = "; does forward keep something in an attribute?"
+kept_remedy = (
+    "what forward keeps from call to call is a buffer of a module: self.register_buffer(...); if "
+    f"that is not it, {report}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,11 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
     sizes = microbatch_sizes(spec, plan, graph)
     with numerics(spec):
         by_numbers = all(is_comparable(graph, size) for size in sizes)
+        if by_numbers and (graph.registered or graph.functions):
+            training = really(spec)
+            inputs = microbatch(spec, training, sizes[0])
+            with users_errors(spec.at("model.factory"), f"the model fails on {samples(sizes[0])}"):
+                refuse_keeping(graph, training, inputs)
         compare = compare_numbers if by_numbers else compare_listings
         fault = compare_pairs(compare, spec, graph, sizes)
         if by_numbers:  # lists compare them where they run the graph
@@ -75,7 +86,8 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
             raise depends_on_size(spec, plan, sizes[0], fault)
     if fault:
         where = spec.at("model.factory")
-        raise CaptureError(f"the captured graph is not the model: {fault.what}", where, report)
+        hint = kept_remedy if kept_question in fault.what else report
+        raise CaptureError(f"the captured graph is not the model: {fault.what}", where, hint)
 
 
 def microbatch_sizes(spec: Spec, plan: Plan, graph: Graph) -> tuple[int, ...]:
@@ -133,9 +145,8 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
 
     Both draw from one state of the generator.
     """
-    model = build_model(spec)
-    training = make_training(spec, model, bind(spec, model, read_fields(spec)))
-    state = copy_state(read_state(graph, model))
+    training = really(spec)
+    state = copy_state(read_state(graph, training.model))
     where = spec.at("model.factory")
     for number, size in enumerate(sizes, 1):
         inputs = microbatch(spec, training, size)
@@ -150,10 +161,16 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
 
 
+def really(spec: Spec) -> Training:
+    """The user's model with values."""
+    model = build_model(spec)
+    return make_training(spec, model, bind(spec, model, read_fields(spec)))
+
+
 def nth(number: int, sizes: Sequence[int]) -> str:
     """Which microbatch of some, and what that tells."""
     *before, size = sizes[:number]
-    again = "; does forward keep something in an attribute?" if size in before else ""
+    again = kept_question if size in before else ""
     return f"in microbatch {number}, of {samples(size)}{again}"
 
 

@@ -130,6 +130,13 @@ class Generaliser:
         return self.differs(op, f"{x} becomes {y}, whose size is no multiple of the batch")
 
     def differs(self, op: Op, how: str) -> CaptureError:
+        if self.a == self.b:
+            return CaptureError(
+                f"the model computes something else each time it runs: {how}",
+                location(op.where),
+                "nothing of the clock, the system or a counter in forward and the loss: a buffer "
+                "counts, self.register_buffer(...); torch.rand(()) draws",
+            )
         return CaptureError(
             f"the model does not compute the same for {self.a} and for {self.b} samples: {how}",
             location(op.where),

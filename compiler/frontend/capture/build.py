@@ -18,7 +18,7 @@ from .made import Given, noting_arguments
 from .private import (
     FakeTensorMode,
     fake_mode,
-    forward_pre_hooks,
+    forward_hooks,
     is_counting_norm,
     is_fake,
     one_trunc_normal,
@@ -211,7 +211,7 @@ def refuse_unsupported(path: str, module: nn.Module, where: Location | None) -> 
             where,
             "a momentum: 0.1 is torch's default",
         )
-    for hook in forward_pre_hooks(module):
+    for hook in forward_hooks(module):
         made = type(hook).__module__
         if made in ("torch.nn.utils.spectral_norm", "torch.nn.utils.prune"):
             raise CaptureError(

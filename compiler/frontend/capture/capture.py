@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 
 from torch import nn
 
@@ -20,17 +21,18 @@ from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, named_tensors, numerics, plain_tensors
 from .canonical import canonicalise, storages
 from .convert import Converter
-from .coupled import find_coupling, refuse_coupled
+from .coupled import find_coupling, loss_line, refuse_coupled
 from .export import export
 from .fields import bind, make_dataset, read_fields
+from .fresh import refuse_changed
 from .leaf_coupling import find_leaf_coupling
 from .leaves import find_leaves
 from .loss_state import Held, held_by_loss, keeps_state
 from .private import is_fake, storage_address
 from .raw import Raw
 from .record import literal, max_inline_elements
-from .registered import refuse_underivable
-from .replay import replay
+from .registered import find_operation, refuse_underivable
+from .replay import classes, replay
 from .sharing import refuse_shared
 from .statements import forget
 from .survey import survey
@@ -61,6 +63,8 @@ def capture(spec: Spec) -> Graph:
         try:
             raw = Generaliser(*sizes).merge(*traces)
         except CaptureError as error:
+            again = trace(training, built, fields, sizes[0], folder)
+            refuse_changing(spec, traces[0], again, sizes[0])
             size, message = fixed_size(spec, error)
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
@@ -70,6 +74,7 @@ def capture(spec: Spec) -> Graph:
             graph = replace(graph, coupled=coupled)
         if weighted := weighted_mean(spec, raw):
             graph = replace(graph, coupled=graph.coupled or short(weighted, spec.folder))
+    refuse_imported(raw, folder)
     graph = note_users_own(spec, replace(graph, autocast=training.autocast), raw)
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
@@ -118,6 +123,18 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
             f"if {square[0]} is one whole, such as a graph's edges, and no sample has a row of it: "
             f"data: {{whole: [{', '.join(fields)}]}}, for those of them that are so",
         ) from error
+
+
+def refuse_imported(raw: Raw, folder: Path) -> None:
+    """Raises CaptureError for operations and autograd functions whose file, which the scripts
+    import, is no longer what it was. `folder`: the model's."""
+    for target, module in raw.registered.items():
+        made, function = find_operation(target), raw.functions.get(target)
+        where = next((op.where for op in raw.ops if op.target == target), "")
+        if function:
+            refuse_changed(function.name, classes[target], module, folder, location(where))
+        elif made and isinstance(made.function, FunctionType):
+            refuse_changed(made.name, made.function, module, folder, location(where))
 
 
 def accept_coupling(spec: Spec, raw: Raw) -> tuple[str, tuple[str, ...]]:
@@ -229,6 +246,16 @@ def find_values(raw: Raw, built: Built) -> Raw:
         shape = tuple(hidden[fqn].shape)
         values[fqn] = replay(recipe, shape, hidden[fqn].dtype, seed=0)
     return replace(raw, constants=raw.constants | values, recipes=recipes)
+
+
+def refuse_changing(spec: Spec, raw: Raw, again: Raw, size: int) -> None:
+    """Raises CaptureError where a second trace of microbatches of one size is another: it reads the
+    clock, or what nobody sees."""
+    try:
+        Generaliser(size, size).merge(raw, again)
+    except CaptureError as error:
+        place = error.where or location(loss_line(spec)) or spec.at("model.loss")
+        raise CaptureError(error.message, place, error.hint) from error
 
 
 def fixed_size(spec: Spec, error: CaptureError) -> tuple[int, str]:

@@ -6,10 +6,11 @@ factory gave it. That is rebuilt here and compared, never trusted.
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from ...ir.spec import Spec
 from ..sources import module_name
 from .arguments import to_arg
 from .build import Built
+from .fresh import refuse_changed
 from .leaf import constructor, describe
 from .made import Given
 from .private import is_counting_norm
@@ -39,7 +41,8 @@ def find_leaves(spec: Spec, built: Built, folder: Path) -> dict[str, Leaf]:
     """
     found: dict[str, Leaf] = {}
     complaints: list[PpcError] = []
-    for path, where in outermost(spec, built.model, complaints):
+    places = dict(outermost(spec, built.model, complaints))
+    for path, where in places.items():
         module = built.model.get_submodule(path)
         try:
             refuse_root(spec, path, where)
@@ -52,7 +55,27 @@ def find_leaves(spec: Spec, built: Built, folder: Path) -> dict[str, Leaf]:
         raise Complaints(complaints)
     if complaints:
         raise complaints[0]
+    refuse_unlike_files(found, places, folder)
     return found
+
+
+def refuse_unlike_files(
+    leaves: Mapping[str, Leaf], places: Mapping[str, Location | None], folder: Path
+) -> None:
+    """Raises CaptureError where a leaf reads what the factory changed in its file."""
+    users = [leaf for leaf in leaves.values() if leaf.source]
+    first = {type(leaf.module): leaf for leaf in reversed(users)}
+    for cls, leaf in first.items():
+
+        def build(again: ModuleType, source: str = leaf.source) -> None:
+            """As a script does: what constructors do to their file is the same in each rank."""
+            with torch.device("meta"):
+                for other in users:
+                    if other.source == source:
+                        made = getattr(again, type(other.module).__name__)
+                        made(*other.make.args, **other.make.keywords)
+
+        refuse_changed(called(leaf.path), cls, leaf.source, folder, places[leaf.path], build)
 
 
 def outermost(

@@ -251,9 +251,9 @@ def gradient_hooks(module: nn.Module) -> list[object]:
     return [hook for hooks in held if hooks for hook in hooks.values()]
 
 
-def forward_pre_hooks(module: nn.Module) -> tuple[object, ...]:
-    """What runs before the module's forward."""
-    return tuple(module._forward_pre_hooks.values())
+def forward_hooks(module: nn.Module) -> tuple[object, ...]:
+    """What runs before and after the module's forward."""
+    return (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
 
 
 def is_counting_norm(module: nn.Module) -> bool:

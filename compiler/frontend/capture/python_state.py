@@ -3,20 +3,24 @@ call to call, and draws of generators that no script has."""
 
 import inspect
 import random
+import re
 import sys
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import _lru_cache_wrapper
-from types import ModuleType
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from ...errors import CaptureError, Location
+from ...errors import CaptureError, Complaints, Location, PpcError
 from .build import seeded
+from .held import Key, Roots, read, reader, walk
+from .restored import restored
 from .training import Training
+from .trees import tree_leaves
 from .user import is_users, place
 
 trace_seed = 0x9E3779B9
@@ -38,102 +42,166 @@ generators: dict[str, tuple[Callable[[], Hashable], str]] = {
     ),
 }
 """What forward must not do -> a state that shows whether it did, and the remedy."""
+counting_loss = (
+    "a loss has no buffers: count in the model, self.register_buffer(...), whose forward may hand "
+    "the count to the loss, or return the loss itself: model: {loss: output}"
+)
 
 
 @contextmanager
 def refuse_python_state(training: Training, again: Callable[[], object]) -> Iterator[None]:
-    """Around a trace: leaves modules and generators as they were. `again` runs forward once more.
+    """Around a trace: leaves Python's values and generators as they were. `again` runs forward and
+    the loss once more.
 
-    Raises CaptureError at the forward that draws from a foreign generator, or that keeps a number,
-    a string or a list of them which is another after each call.
+    Raises CaptureError at the forward that draws from a foreign generator, and at the line that
+    keeps a number, a string or a list of them which is another after each call.
     """
-    holders = find_holders(training)
-    with restored(holders), seeded(trace_seed):
-        before, after = read(holders), {}
-        end = training.register_forward_hook(lambda *_: after.update(read(holders)))
+    roots = roots_of(training)
+    before, between, after = read(roots), dict[Key, Hashable](), dict[Key, Hashable]()
+    tensors = tensors_of(roots)
+    with restored(roots), seeded(trace_seed):
+        ends = [
+            training.model.register_forward_hook(lambda *_: between.update(read(roots))),
+            training.register_forward_hook(lambda *_: after.update(read(roots))),
+        ]
         try:
             with refuse_draws(training):
                 yield
         finally:
-            end.remove()
-        if after != before:  # what is computed once and kept does no harm
-            again()
-            once = read(holders)
-            again()
-            refuse_change(training, once, read(holders))
+            for end in ends:
+                end.remove()
+        replaced = replaced_in(tensors, roots)
+    if after != before or replaced:
+        with restored(roots), seeded(trace_seed):
+            changed = changed_again(roots, again)
+            in_loss = {key for key in changed if between.get(key) == before.get(key)}
+            raise_all(refusal(training, k, again, in_loss=k in in_loss) for k in changed)
+            if replaced:
+                refuse_read(training, again)
 
 
-def find_holders(training: Training) -> dict[str, dict[str, object]]:
-    """Attributes of all modules, by path, and the globals of the files that the user wrote."""
-    modules = modules_of(training)
-    owners = (*map(type, modules.values()), training.loss)
-    files = {sys.modules.get(getattr(owner, "__module__", "")) for owner in owners}
-    holders = {path: module.__dict__ for path, module in modules.items()}
-    return holders | {f"file {f.__name__}": f.__dict__ for f in files if f and is_own(f)}
+def tensors_of(roots: Roots) -> dict[Key, torch.Tensor]:
+    """Tensors in objects, files and closures, where no module has them."""
+    return walk(roots)[1].tensors
 
 
-def modules_of(training: Training) -> dict[str, nn.Module]:
-    """Those of the model by path, and those of a loss that is one."""
-    modules = dict(training.model.named_modules())
-    if isinstance(training.loss, nn.Module):
-        own = training.loss.named_modules(prefix="the loss")
-        modules |= {path: module for path, module in own if path not in modules}
-    return modules
+def replaced_in(before: dict[Key, torch.Tensor], roots: Roots) -> list[Key]:
+    """Where another tensor is now."""
+    now = tensors_of(roots)
+    return [key for key, tensor in before.items() if now.get(key, tensor) is not tensor]
 
 
-def is_own(module: ModuleType) -> bool:
-    """Whether a file is the user's, and not an installed library's."""
-    file = getattr(module, "__file__", None) or ""
-    return is_users(file) and "site-packages" not in file
+class Reads(TorchFunctionMode):
+    """Notes what operations are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: dict[int, object] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.given |= {id(leaf): leaf for leaf in tree_leaves((args, kwargs or {}))}
+        return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def restored(holders: dict[str, dict[str, object]]) -> Iterator[None]:
-    """Whatever happens to attributes, lists and caches inside is undone."""
-    kept = {path: dict(attributes) for path, attributes in holders.items()}
-    contents = [
-        (value, value.copy())
-        for attributes in kept.values()
-        for name, value in attributes.items()
-        if isinstance(value, dict | list | set) and not name.startswith("__")
-    ]
-    clear_caches(holders)
+def refuse_read(training: Training, again: Callable[[], object]) -> None:
+    """Raises CaptureError where a call computes with a tensor that the one before put there."""
+    roots = roots_of(training)
+    before = tensors_of(roots)
+    with Reads() as reads:
+        again()
+    for owner, name in replaced_in(before, roots):
+        if id(before[owner, name]) in reads.given:
+            raise CaptureError(
+                f"{name} of {owner} is a tensor that each call computes from the last one's, and "
+                "no module's: the script would begin with the same one in every step",
+                forward_line(training.model) or training.where,
+                f"a buffer of a module is kept: {counted(name)}",
+            )
+
+
+def changed_again(roots: Roots, again: Callable[[], object]) -> list[Key]:
+    """Which values each of two more calls changes: what is computed once and kept does no harm."""
+    again()
+    once = read(roots)
+    again()
+    return [key for key, value in read(roots).items() if value != once.get(key)]
+
+
+def counted(name: str) -> str:
+    """A buffer in the place of a Python value."""
+    plain = re.sub(r"\W.*", "", name.rpartition(".")[2])
+    return f'self.register_buffer("{plain}", torch.tensor(0))'
+
+
+def raise_all(errors: Iterable[CaptureError]) -> None:
+    """Raises what there is, one complaint for a line."""
+    found: dict[Location | None, PpcError] = {}
+    for error in errors:
+        found.setdefault(error.where, error)
+    if len(found) > 1:
+        raise Complaints([*found.values()])
+    for only in found.values():
+        raise only
+
+
+def roots_of(training: Training) -> Roots:
+    """The modules of a model, by path, and its loss."""
+    modules = training.model.named_modules()
+    return [(m, path or type(m).__name__) for path, m in modules] + [(training.loss, "the loss")]
+
+
+def refusal(
+    training: Training, key: Key, again: Callable[[], object], *, in_loss: bool
+) -> CaptureError:
+    """Of a value that each call changes once more."""
+    owner, name = key
+    where = changing_line(again, reader(roots_of(training), key))
+    if in_loss:
+        who, fallback, hint = "the loss", code_line(training.loss), counting_loss
+    else:
+        modules = {path or type(m).__name__: m for path, m in training.model.named_modules()}
+        who, fallback = "forward", forward_line(modules.get(owner, training.model))
+        hint = (
+            f"a buffer is kept: {counted(name)}, and torch.where for an `if`; what draws it "
+            "belongs to torch: torch.rand(()); leave out what is only logged"
+        )
+    return CaptureError(
+        f"{who} changes {name} of {owner}, a Python value: the script would compute in every "
+        "step with the one it has here",
+        where or fallback or training.where,
+        hint,
+    )
+
+
+def changing_line(again: Callable[[], object], value: Callable[[], Hashable]) -> Location | None:
+    """The user's line that changes a value when it runs again."""
+    before, found = value(), list[Location]()
+    last: tuple[str, int] | None = None
+
+    def watch(frame: FrameType, _: str, __: object) -> Any:
+        nonlocal last
+        if not is_users(frame.f_code.co_filename):
+            return None
+        if last and not found and value() != before:
+            found.append(place(*last))
+        last = frame.f_code.co_filename, frame.f_lineno
+        return watch
+
+    tracing = sys.gettrace()
+    sys.settrace(watch)
     try:
-        yield
+        again()
     finally:
-        for path, attributes in holders.items():
-            for name in attributes.keys() - kept[path].keys():
-                del attributes[name]
-            attributes.update(kept[path])
-        for value, before in contents:
-            refill(value, before)
-        clear_caches(holders)
-
-
-def refill(value: dict | list | set, before: dict | list | set) -> None:  # type: ignore[type-arg]
-    """Give a container its contents back; it is never empty meanwhile, for it may be Python's."""
-    if isinstance(value, list):
-        value[:] = before
-        return
-    for key in [key for key in value if key not in before]:
-        value.pop(key) if isinstance(value, dict) else value.remove(key)
-    value.update(before)
-
-
-def clear_caches(holders: dict[str, dict[str, object]]) -> None:
-    """Forget what functools.cache keeps for the user's functions: it belongs to one trace."""
-    for attributes in holders.values():
-        for value in attributes.values():
-            if isinstance(value, _lru_cache_wrapper) and is_users(
-                value.__wrapped__.__code__.co_filename
-            ):
-                value.cache_clear()
+        sys.settrace(tracing)
+    return found[0] if found else None
 
 
 @contextmanager
-def refuse_draws(training: Training) -> Iterator[None]:
+def refuse_draws(
+    training: Training, harm: str = "the script would do in every step what it does here"
+) -> Iterator[None]:
     """Compare the generators whenever a module's call begins or ends: the module that was running
-    in between is it."""
+    in between is it. `harm`: what becomes of it."""
     states = {what: state() for what, (state, _) in generators.items()}
     running: list[nn.Module] = []
 
@@ -143,7 +211,7 @@ def refuse_draws(training: Training) -> Iterator[None]:
                 module = running[-1] if running else training
                 who = "the loss" if module is training else f"forward of {type(module).__name__}"
                 raise CaptureError(
-                    f"{who} {what}: the script would do in every step what it does here",
+                    f"{who} {what}: {harm}",
                     training.where if module is training else forward_line(module),
                     hint,
                 )
@@ -165,56 +233,6 @@ def refuse_draws(training: Training) -> Iterator[None]:
         for handle in handles:
             handle.remove()
     compare()
-
-
-def read(holders: dict[str, dict[str, object]]) -> dict[tuple[str, str], Hashable]:
-    """The plain values among attributes."""
-    ignored = vars(nn.Module()).keys() - {"training"}
-    return {
-        (path, name): frozen(value)
-        for path, attributes in holders.items()
-        for name, value in attributes.items()
-        if name not in ignored and not name.startswith("__")
-    }
-
-
-def frozen(value: object) -> Hashable:
-    """A plain value, or a nest of them, to compare; all tensors and other objects are alike."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value)
-    if isinstance(value, dict):
-        return tuple((str(key), frozen(item)) for key, item in value.items())
-    if isinstance(value, list | tuple | deque):
-        return tuple(map(frozen, value))
-    if isinstance(value, set | frozenset):
-        return frozenset(map(frozen, value))
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    return ...
-
-
-def refuse_change(
-    training: Training,
-    before: dict[tuple[str, str], Hashable],
-    after: dict[tuple[str, str], Hashable],
-) -> None:
-    """Raises CaptureError where another call of forward changed a value once more."""
-    for (path, name), value in after.items():
-        if value == before.get((path, name)):
-            continue
-        module, owner = training.model, path.removeprefix("file ")
-        if not path.startswith("file "):
-            module = modules_of(training)[path]
-            owner = path or type(module).__name__
-        raise CaptureError(
-            f"forward changes {name} of {owner}, a Python value: the script would compute in every "
-            "step with the one it has here",
-            forward_line(module) or training.where,
-            f'a buffer is kept: self.register_buffer("{name}", torch.tensor(0)), and torch.where '
-            "for an `if`; what draws it belongs to torch: torch.rand(())",
-        )
 
 
 def forward_line(module: nn.Module) -> Location | None:

@@ -18,10 +18,12 @@ from ...ir.spec import Spec
 from ..samples import read_samples
 from .build import Built, build_model, seeded
 from .fields import bind, read_fields
+from .held import read, reader
 from .leaves import called
 from .measure import FlopCounter
 from .private import storage_address, version_of
-from .python_state import find_holders, restored
+from .python_state import changed_again, changing_line, counted, refuse_draws, roots_of
+from .restored import restored
 from .schema import draws
 from .training import Training, make_training
 from .trees import tree_leaves, tree_map
@@ -40,9 +42,9 @@ def survey(training: Training, built: Built, fields: Mapping[str, TensorMeta], b
     if not known.leaves or known.spec is None or batch in known.seen:
         return
     try:
-        with built.mode, restored(find_holders(training)), watching() as seen:
-            names = training.binding.fields
-            training.run(*(zeros(fields[name], batch) for name in names))
+        with built.mode:
+            inputs = [zeros(fields[name], batch) for name in training.binding.fields]
+            seen = run_watched(training, inputs)
     except PpcError:
         raise
     except Exception:  # noqa: BLE001  # whatever has no values fails in a way of its own
@@ -70,8 +72,33 @@ def survey_really(spec: Spec, batch: int) -> dict[str, list[Seen]]:
         samples = read_samples(spec)
         numbers = [i % samples.count for i in range(batch)]
         inputs = samples.batch(numbers, training.binding.fields, epoch=0)
-        with seeded(spec.train.seed), watching() as seen:
+        with seeded(spec.train.seed):
+            return run_watched(training, inputs)
+
+
+def run_watched(training: Training, inputs: Sequence[Tensor]) -> dict[str, list[Seen]]:
+    """Run the model, and see what its leaves do. Raises CaptureError at the line where one of them
+    draws from a foreign generator, or keeps a value of Python's that each call changes."""
+    leaves = {path: training.model.get_submodule(path) for path in known.leaves}
+    roots = [(module, path or type(module).__name__) for path, module in leaves.items()]
+
+    def run() -> dict[str, list[Seen]]:
+        with watching() as seen:
             training.run(*inputs)
+        return seen
+
+    with restored(roots_of(training)):
+        before = read(roots)
+        with refuse_draws(training, "no script seeds it"):
+            seen = run()
+        for key in changed_again(roots, run) if read(roots) != before else ():
+            path = next(path for path, m in leaves.items() if key in read([(m, path or key[0])]))
+            raise CaptureError(
+                f"{called(path)} changes {key[1]} of {key[0]}, a Python value: every rank has its "
+                "own, and changes it only in its own microbatches",
+                changing_line(run, reader(roots, key)),
+                f"an argument of the leaf: {counted(key[1])} in a module outside, handed to it",
+            )
     return seen
 
 

@@ -10,7 +10,7 @@ the module itself runs.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +37,7 @@ class Leaf:
     constructor: Constructor
     source: str
     """The module beside the model's that defines its class; "" for torch's own."""
-    make: Callable[[], nn.Module]
+    make: partial[nn.Module]
     """Builds another, as a script does."""
 
 
