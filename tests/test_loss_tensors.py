@@ -190,7 +190,7 @@ def test_accepted_class_weights_are_told(tmp_path: Path) -> None:
             "the loss changes its center",
         ),
         ("self.center.mul_(0.9).add_(output.detach().mean(0))", "the loss changes its loss_center"),
-        ("self.steps += 1", "forward changes steps of the loss, a Python value"),
+        ("self.steps += 1", "the loss changes steps of the loss, a Python value"),
     ],
 )
 def test_a_loss_keeps_nothing(tmp_path: Path, step: str, message: str) -> None:
