@@ -13,11 +13,17 @@ Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
 
 def check_tokens(spec: Spec) -> Found:
-    """Each file holds whole tokens, and enough of them for a sample and the token after it."""
+    """Each file holds whole tokens, and enough of them for a sample and the token after it; all of
+    them enough for a batch."""
     if not isinstance(spec.data, Tokens):
         return
-    data, width = spec.data, spec.data.token_bytes
-    for name, size in token_files(data, spec.folder):
+    data, width, batch = spec.data, spec.data.token_bytes, spec.train.global_batch
+    files = tuple(token_files(data, spec.folder))
+    samples = sum((size // width - 1) // data.sequence for _, size in files)
+    if data.last_batch == "drop" and 0 < samples < batch:
+        message = f"{samples} samples make no batch of {batch}, and last_batch drops them"
+        yield "data.files", message, f"global_batch: {samples} or last_batch: keep"
+    for name, size in files:
         if size % width:
             message = f"{name} has {size} bytes, no whole number of {data.dtype} tokens"
             hint = f"a file of {data.dtype} and nothing else, as numpy's tofile writes it"

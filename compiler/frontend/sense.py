@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from ..errors import SpecError
 from ..ir.spec import Arrays, Data, Dataset, Random, RandomField, Spec, Text, Tokens
-from .callables import check_callables
+from .callables import check_callables, check_loss
 from .data_sense import check_arguments, check_pad, check_tokens, check_whole
 from .document import Complaint
 from .optimizers import check_optimizer
@@ -242,8 +242,12 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
         ("model.inputs", "data.source", "data.samples", "data.fields", "train.global_batch"),
         check_random,
     ),
+    (("model.loss",), check_loss),
     (("data.source", "data.files"), check_files),
-    (("data.source", "data.files", "data.dtype", "data.sequence"), check_tokens),
+    (
+        ("data.source", "data.files", "data.dtype", "data.sequence", "train.global_batch"),
+        check_tokens,
+    ),
     (("data.source", "data.args"), check_arguments),
     (("data.source", "data.fields", "data.pad", "data.length"), check_pad),
     (("model.inputs", "data.source", "data.fields", "data.files", "data.whole"), check_whole),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import NoReturn
 
 import torch
 from torch import nn
@@ -27,16 +26,12 @@ from .autocast import autocast
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
+from .hooks import refuse_freezing, refuse_hooks
 from .inner_backward import refuse_inner_backward
-from .private import (
-    gradient_hooks,
-    node_name,
-    regions_flat,
-    running_call,
-)
-from .python_state import code_line, forward_line, refuse_python_state
+from .private import node_name, regions_flat, running_call
+from .python_state import forward_line, refuse_python_state
 from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
-from .replaced import on_tensor_hook
+from .replaced import inference_noted
 from .training import Training
 from .user import call_site, first_line, users_errors, users_line
 
@@ -94,6 +89,8 @@ def export(
         note_calls(training.model, calls, keys, running),
         note_assignments(training.model, assigned),
         refuse_hooks(training.model),
+        refuse_freezing(training.model),
+        inference_noted(),
         keeping_functions() as functions,
         refuse_inner_backward(lambda: leaf_hint(running)),
         quiet(),
@@ -261,24 +258,3 @@ def traced(value: object) -> Arg:
         return to_arg(value, lambda _: None)
     except TypeError:
         return None
-
-
-@contextmanager
-def refuse_hooks(model: nn.Module) -> Iterator[None]:
-    """Refuse what export drops without a word: hooks on gradients."""
-
-    def hook() -> NoReturn:
-        raise CaptureError(
-            "capture would lose this hook on a gradient", call_site(), "a loss that has its effect"
-        )
-
-    for path, module in model.named_modules():
-        for made in gradient_hooks(module):
-            raise CaptureError(
-                f"capture would lose the hooks on gradients of {path or 'the model'}",
-                code_line(made),
-                "leave it out; a loss that has its effect, or lr and weight_decay by groups of "
-                "parameters in the spec",
-            )
-    with on_tensor_hook(hook):
-        yield
