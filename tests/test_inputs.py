@@ -220,7 +220,7 @@ def test_losses_that_torch_has():
 
 def test_a_loss_that_this_torch_lacks(tmp_path, monkeypatch):
     monkeypatch.delattr(F, "huber_loss")
-    with pytest.raises(CaptureError, match="'huber_loss' is not in torch.nn.functional"):
+    with pytest.raises(CaptureError, match=r"'huber_loss' is not in torch\.nn\.functional"):
         capture(make_spec(tmp_path, net(), model={"loss": "huber_loss"}))
 
 

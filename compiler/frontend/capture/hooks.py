@@ -56,7 +56,7 @@ def hook_line(hook: object) -> Location | None:
     """Where a hook is defined: a function, a part of one, or an object that is called."""
     while isinstance(hook, partial):
         hook = hook.func
-    return code_line(hook) or code_line(getattr(type(hook), "__call__", None))
+    return code_line(hook) or code_line(vars(type(hook)).get("__call__"))
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def refuse_freezing(model: nn.Module) -> Iterator[None]:
 
 def refusal(name: str, where: Location | None) -> CaptureError:
     return CaptureError(
-        f"forward changes requires_grad of {name}: what is trained is settled before the first step",
+        f"forward changes requires_grad of {name}: what is trained is settled before the training",
         where,
         f"requires_grad_(False) in the factory; for one use of it {name}.detach()",
     )

@@ -159,6 +159,8 @@ def known_remedy(error: BaseException) -> str | None:
         return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
     if "index out of range in self" in text:
         return "an embedding with more rows, or smaller numbers in the data"
+    if "Inference tensors cannot be saved" in text:
+        return "torch.no_grad() in place of torch.inference_mode()"
     if "no fake impl registered" in text:
         return "its register_fake, which tells the shape of the result without computing it"
     if "Double" in text and "inplace" not in text and torch.get_default_dtype() is torch.float64:
