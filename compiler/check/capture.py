@@ -1,6 +1,7 @@
 """check_capture: the graph computes what the user's model and loss do."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,20 +12,22 @@ from torch import Tensor, nn
 
 from ..errors import CaptureError
 from ..frontend.capture.arguments import dtype_name
-from ..frontend.capture.batch import Generaliser
+from ..frontend.capture.batch import batch_sizes
+from ..frontend.capture.blame import blaming_fields
 from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
-from ..frontend.capture.capture import trace
 from ..frontend.capture.fields import bind, read_fields
+from ..frontend.capture.foreign import refuse_foreign
 from ..frontend.capture.private import fake_mode
 from ..frontend.capture.replaced import libraries_export
 from ..frontend.capture.replay import replay
 from ..frontend.capture.training import Training, make_training
-from ..frontend.capture.user import location, model_folder, users_errors
+from ..frontend.capture.user import location, users_errors
 from ..frontend.samples import read_samples
-from ..ir.graph import Graph, Parameter
+from ..ir.graph import Graph, Op, Parameter
 from ..ir.norms import counting_norms, values_per_channel
 from ..ir.plan import Plan
 from ..ir.spec import Random, Spec
+from .differing import differing_line, differing_op
 from .listing import Listing, constant_name, first_difference, list_operations
 from .outcome import (
     Outcome,
@@ -71,9 +74,8 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
         fault = fault or next(compare_shapes(graph, sizes), None)
         if fault and fault.size != sizes[0]:
             raise depends_on_size(spec, plan, sizes[0], fault)
-    if fault:
-        where = spec.at("model.factory")
-        raise CaptureError(f"the captured graph is not the model: {fault.what}", where, report)
+        if fault:
+            raise not_the_model(spec, graph, fault)
 
 
 def microbatch_sizes(spec: Spec, plan: Plan, graph: Graph) -> tuple[int, ...]:
@@ -107,22 +109,33 @@ def depends_on_size(spec: Spec, plan: Plan, usual: int, fault: Fault) -> Capture
         hint = f"a number of microbatches that divides the global batch of {sum(full)}"
     return CaptureError(
         error.message if error else f"{what}: {fault.what}",
-        (error and error.where) or location(fault.where) or spec.at("model.factory"),
+        (error and error.where) or location(fault.where, spec.folder) or spec.at("model.factory"),
         f"{hint}, or make it independent of the number of samples",
     )
 
 
-def differing_op(spec: Spec, size: int, usual: int) -> CaptureError | None:
-    """What becomes of the first operation that is another for another number of samples."""
-    built, fields = build_fake(spec), read_fields(spec)
-    training = make_training(spec, built.model, bind(spec, built.model, fields))
-    folder = model_folder(spec)
-    traces = [trace(training, built, fields, number, folder) for number in (size, usual)]
-    try:
-        Generaliser(size, usual).merge(*traces)
-    except CaptureError as error:
+def not_the_model(spec: Spec, graph: Graph, fault: Fault) -> CaptureError:
+    """The complaint about a graph that is not the model, at the user's line if it is found: a
+    branch on the number of samples is taken for those that a trace has, which are others."""
+    traced = batch_sizes(read_fields(spec))
+    usual = next(size for size in traced if size != fault.size)
+    if error := differing_op(spec, fault.size, usual):
         return error
-    return None
+    model = build_model(spec)
+    training = make_training(spec, model, bind(spec, model, read_fields(spec)))
+    inputs, state = microbatch(spec, training, fault.size), read_state(graph, model)
+    small = is_comparable(graph, fault.size)
+    found = (
+        differing_line(graph, training, state, inputs, fault.what, spec.folder) if small else None
+    )
+    where, path = location(fault.where, spec.folder), ""
+    if isinstance(found, Op):
+        where, path = location(found.where, spec.folder), found.call[0]
+    elif found:
+        where = found
+    way_out = f"keep the module whole: model: {{leaf: [{path}]}}; " * bool(path)
+    message = f"the captured graph is not the model: {fault.what}"
+    return CaptureError(message, where or spec.at("model.factory"), way_out + report)
 
 
 def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
@@ -139,13 +152,29 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
         inputs = microbatch(spec, training, size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            with users_errors(where, f"the model fails on a microbatch of {samples(size)}"):
+            with (
+                blaming(spec, training, inputs),
+                users_errors(where, f"the model fails on a microbatch of {samples(size)}"),
+            ):
                 expected = run_model(graph, training, [tensor.clone() for tensor in inputs])
             torch.manual_seed(0)
             found = run_graph(graph, state, inputs)
         state |= {n: t.requires_grad_(state[n].requires_grad) for n, t in found.kept.items()}
         for difference in differences(found, expected, tolerance_of(spec.train.precision)):
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
+
+
+def blaming(
+    spec: Spec, training: Training, inputs: Sequence[Tensor]
+) -> AbstractContextManager[None]:
+    """Say of an error which field it comes from."""
+
+    def again(watch: AbstractContextManager[object]) -> None:
+        with watch:
+            training.run(*inputs)
+
+    named = dict(zip(training.binding.fields, inputs, strict=True))
+    return blaming_fields(spec, named, again)
 
 
 def nth(number: int, sizes: Sequence[int]) -> str:
@@ -183,6 +212,7 @@ def run_model(graph: Graph, training: Training, inputs: Sequence[Tensor]) -> Out
     """The user's own model."""
     training.model.zero_grad()
     loss, *metrics = training.run(*inputs)
+    refuse_foreign(training, loss)
     state = dict(state_tensors(training.model))
     return finish(loss, metrics, state, kept(graph) & state.keys())
 
@@ -218,6 +248,7 @@ def users_results(
     """Run the user's model as it was captured: its loss, and what it leaves changed."""
     with libraries_export():
         results = training.run(*given.values())
+    refuse_foreign(training, results[0])
     after = dict(state_tensors(training.model))
     return dict(zip(training.names, results, strict=True)) | {name: after[name] for name in changed}
 

@@ -20,7 +20,7 @@ from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, named_tensors, numerics, plain_tensors
 from .canonical import canonicalise
 from .convert import Converter
-from .coupled import find_coupling, refuse_coupled
+from .coupled import at_loss, find_coupling, refuse_coupled
 from .export import export
 from .fields import bind, make_dataset, read_fields
 from .leaves import find_leaves
@@ -57,7 +57,7 @@ def capture(spec: Spec) -> Graph:
         try:
             raw = Generaliser(*sizes).merge(*traces)
         except CaptureError as error:
-            size, message = fixed_size(spec, error)
+            size, message = fixed_size(spec, at_loss(spec, error))
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
@@ -68,7 +68,7 @@ def capture(spec: Spec) -> Graph:
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)
-    try_backwards(graph, sizes[0])
+    try_backwards(graph, sizes[0], spec.folder)
     return graph
 
 

@@ -11,7 +11,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 
@@ -23,6 +23,7 @@ from ...errors import CaptureError, PpcError
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
 from .autocast import autocast
+from .blame import blaming_fields
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
@@ -34,6 +35,7 @@ from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
 from .replaced import inference_noted
 from .training import Training
 from .user import call_site, first_line, users_errors, users_line
+from .whole import known
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,12 @@ def export(
     assigned: dict[str, str] = {}
     running: list[str] = []
 
-    def again() -> None:
-        with built.mode:
+    def again(watch: AbstractContextManager[object] | None = None) -> None:
+        with quiet(), built.mode, watch or nullcontext():
             training.run(*inputs)
 
     with (
+        blaming_fields(known.spec, dict(zip(training.binding.fields, inputs, strict=True)), again),
         refuse_python_state(training, again),
         noting_checkpoints(training) as regions,
         note_calls(training.model, calls, keys, running),

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -65,11 +66,14 @@ def import_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    imported[name] = path.name
     spec.loader.exec_module(module)
     refuse_registering(name, path)
     return module
 
 
+imported: dict[str, str] = {}
+"""Name under which a file was imported -> the file's."""
 found_beside: set[str] = set()
 """Modules that users' files imported from their own folders."""
 
@@ -159,6 +163,8 @@ def known_remedy(error: BaseException) -> str | None:
         return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
     if "index out of range in self" in text:
         return "an embedding with more rows, or smaller numbers in the data"
+    if ".numpy() is not supported" in text:
+        return "torch's own operations in place of numpy's"
     if "Inference tensors cannot be saved" in text:
         return "torch.no_grad() in place of torch.inference_mode()"
     if "no fake impl registered" in text:
@@ -173,7 +179,12 @@ def known_remedy(error: BaseException) -> str | None:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, which may run to pages."""
-    return (str(error).strip().splitlines() or [""])[0]
+    return named_by_file((str(error).strip().splitlines() or [""])[0])
+
+
+def named_by_file(text: str) -> str:
+    """The text with the user's files in place of the names that they were imported under."""
+    return re.sub(r"\b\w+_[0-9a-f]{8}\b", lambda name: imported.get(name[0], name[0]), text)
 
 
 def users_line(error: BaseException) -> Location | None:
@@ -184,9 +195,11 @@ def users_line(error: BaseException) -> Location | None:
     return None
 
 
-def location(where: str) -> Location | None:
-    """The place that an op bears, `gpt.py:58`."""
+def location(where: str, folder: Path | None = None) -> Location | None:
+    """The place that an op bears, `gpt.py:58`, relative to the spec's folder if one is given."""
     file, _, line = where.rpartition(":")
+    if folder and (folder / file).is_file():
+        file = str((folder / file).resolve())
     return place(file, int(line)) if line else None
 
 
