@@ -54,7 +54,7 @@ def assemble(
     name_of = dict(zip(training.binding.fields, names.values(), strict=True))
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
     ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
-    refuse_written_parameters(ops, canonical, parameters, folder)
+    refuse_written_parameters(raw.ops, canonical, parameters)
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
@@ -104,10 +104,7 @@ def kept_checkpoint(where: Location | None) -> str:
 
 
 def refuse_written_parameters(
-    ops: Sequence[Op],
-    canonical: Mapping[str, str],
-    parameters: Mapping[str, Parameter],
-    folder: Path,
+    ops: Sequence[Op], canonical: Mapping[str, str], parameters: Mapping[str, Parameter]
 ) -> None:
     """Raises CaptureError where forward writes to one that is trained: microbatches under way need
     it as it was. The gradient of an embedding does not, so `max_norm` may."""
@@ -119,7 +116,7 @@ def refuse_written_parameters(
             if trained and op.target != "aten.embedding_renorm_.default":
                 raise CaptureError(
                     f"forward writes to the parameter {name}, which other microbatches still need",
-                    location(op.where, folder),
+                    location(op.where),
                     "compute a changed copy: weight = self.weight.clamp(-1, 1)",
                 )
 

@@ -68,21 +68,19 @@ def export(
     training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int
 ) -> Traced:
     """Trace one microbatch of `batch` samples."""
-    with built.mode:
-        inputs = tuple(
-            torch.zeros(
-                (*(() if name in training.binding.whole else (batch,)), *fields[name].shape),  # type: ignore[arg-type]
-                dtype=getattr(torch, fields[name].dtype),
-            )
-            for name in training.binding.fields
-        )
+    inputs = make_inputs(training, built, fields, batch)
     calls: dict[CallId, RawCall] = {}
     keys: dict[CallId, CallId] = {}
     assigned: dict[str, str] = {}
     running: list[str] = []
 
     def again(watch: AbstractContextManager[object] | None = None) -> None:
-        with quiet(), built.mode, watch or nullcontext():
+        with (
+            users_errors(training.where, "the model fails when it runs again"),
+            quiet(),
+            built.mode,
+            watch or nullcontext(),
+        ):
             training.run(*inputs)
 
     with (
@@ -104,6 +102,20 @@ def export(
     ):
         program = torch.export.export(training, inputs, strict=False)
     return Traced(program, calls, assigned, regions, keys, functions, training.autocast)
+
+
+def make_inputs(
+    training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int
+) -> tuple[torch.Tensor, ...]:
+    """A microbatch without values."""
+    with built.mode:
+        return tuple(
+            torch.zeros(
+                (*(() if name in training.binding.whole else (batch,)), *fields[name].shape),  # type: ignore[arg-type]
+                dtype=getattr(torch, fields[name].dtype),
+            )
+            for name in training.binding.fields
+        )
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def hook_line(hook: object) -> Location | None:
 
 @contextmanager
 def refuse_freezing(model: nn.Module) -> Iterator[None]:
-    """Raises CaptureError where forward changes what is trained."""
+    """Raises CaptureError where forward changes what is trained, or makes a parameter."""
     held: dict[int, tuple[str, torch.Tensor, bool]] = {}
 
     def before(*_: object) -> None:
@@ -72,6 +72,14 @@ def refuse_freezing(model: nn.Module) -> Iterator[None]:
             raise refusal(held[id(tensor)][0], call_site())
 
     def after(*_: object) -> None:
+        known = {name for name, _, _ in held.values()}
+        for name, _ in model.named_parameters():
+            if name not in known:
+                raise CaptureError(
+                    f"forward makes the parameter {name}, which no optimizer knows",
+                    forward_line(model),
+                    "make it in __init__; lazy modules run once in the factory",
+                )
         for name, tensor, trained in held.values():
             if tensor.requires_grad != trained:
                 owner = model.get_submodule(name.rpartition(".")[0])
