@@ -208,6 +208,26 @@ def test_numpy(tmp_path):
     check(make_spec(tmp_path, net("return self.b(self.a(x * 2))")))
 
 
+@pytest.mark.parametrize("given", ["self.b(self.a(x)), x", "{'y': self.b(self.a(x))}", "None"])
+def test_outputs_that_are_no_tensors(given, tmp_path):
+    with pytest.raises(
+        CaptureError, match=r"the model returned a \w+, and mse_loss takes a tensor"
+    ):
+        check(make_spec(tmp_path, net(f"return {given}")))
+    if given != "None":
+        key = "0" if given.startswith("self") else "'y'"
+        loss = f"def loss(o, y):\n    return nn.functional.mse_loss(o[{key}], y)"
+        check(make_spec(tmp_path, net(f"return {given}", before=loss), **LOSS))
+
+
+def test_sparse_tensors(tmp_path):
+    step = "h = torch.sparse.mm(torch.eye(8).to_sparse(), self.a(x).t()).t()"
+    error, line = refusal(tmp_path, net(f"{step}\nreturn self.b(h)"))
+    assert error.message.startswith("forward makes a tensor of layout sparse_coo")
+    assert line == step
+    check(make_spec(tmp_path, net("return self.b((torch.eye(8) @ self.a(x).t()).t())")))
+
+
 def fields(**described):
     return {"source": "random", "samples": 16, "fields": {"x": {"shape": [5]}, **described}}
 

@@ -22,7 +22,7 @@ from .places import Places, module_calls, module_path, region_mark, users_locati
 from .private import OpOverload, schema_of
 from .raw import Raw
 from .registered import module_of
-from .remedies import needs_values, other_way
+from .remedies import needs_values, other_way, refuse_sparse
 from .schema import draws, dropped, given_positionals, is_default, running_statistics
 from .statements import frames, users_frame
 from .trees import tree_leaves
@@ -185,6 +185,7 @@ class Converter:
             )
         if any(map(is_dynamic, tree_leaves(node.meta.get("val")))):
             raise needs_values(users_location(node), [path for path, _ in module_calls(node)])
+        refuse_sparse(tree_leaves(node.meta.get("val")), users_location(node))
         out = node.kwargs.get("out")
         plain = without_out(target) if isinstance(out, Node) else None
         op = self.operation(node, plain or target)

@@ -73,10 +73,10 @@ def refuse_freezing(model: nn.Module) -> Iterator[None]:
 
     def after(*_: object) -> None:
         known = {name for name, _, _ in held.values()}
-        for name, _ in model.named_parameters():
-            if name not in known:
+        for path in dict(model.named_parameters()):
+            if path not in known:
                 raise CaptureError(
-                    f"forward makes the parameter {name}, which no optimizer knows",
+                    f"forward makes the parameter {path}, which no optimizer knows",
                     forward_line(model),
                     "make it in __init__; lazy modules run once in the factory",
                 )

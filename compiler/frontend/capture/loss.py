@@ -78,6 +78,16 @@ def take_apart(result: object) -> Results:
     return found
 
 
+def check_output(loss: Loss, output: object) -> None:
+    """Raises TypeError for what a loss of torch's own cannot take."""
+    torchs = loss is cross_entropy or loss is getattr(F, getattr(loss, "__name__", ""), None)
+    if torchs and not isinstance(output, torch.Tensor):
+        raise TypeError(
+            f"the model returned a {type(output).__name__}, and {loss.__name__} takes a tensor: "
+            "return one, or name a function that takes it apart: losses.py:loss"
+        )
+
+
 def returned_loss(output: object) -> object:
     """The loss that a model returns: a scalar, or `.loss` or the first element of its output. In a
     plain dict further scalars are metrics."""
