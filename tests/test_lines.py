@@ -210,14 +210,29 @@ def test_numpy(tmp_path):
 
 @pytest.mark.parametrize("given", ["self.b(self.a(x)), x", "{'y': self.b(self.a(x))}", "None"])
 def test_outputs_that_are_no_tensors(given, tmp_path):
-    with pytest.raises(
-        CaptureError, match=r"the model returned a \w+, and mse_loss takes a tensor"
-    ):
+    with pytest.raises(CaptureError, match=r"returned a \w+, and mse_loss takes a tensor"):
         check(make_spec(tmp_path, net(f"return {given}")))
     if given != "None":
         key = "0" if given.startswith("self") else "'y'"
         loss = f"def loss(o, y):\n    return nn.functional.mse_loss(o[{key}], y)"
         check(make_spec(tmp_path, net(f"return {given}", before=loss), **LOSS))
+
+
+losses = {
+    "l.backward()": ("forward goes back by torch.autograd", "leave it out: scripts go back from"),
+    "l = l * l.item()": ("what forward computes hangs on the values", "torch.where instead of"),
+}
+
+
+@pytest.mark.parametrize("step", losses)
+def test_lines_of_a_loss(step, tmp_path):
+    """Torch notes none of what is called in no module: then it is the loss's first."""
+    loss = f"def loss(o, y):\n    l = (o - y).square().mean()\n    {step}\n    return l"
+    error, line = refusal(tmp_path, net(before=loss), **LOSS)
+    message, hint = losses[step]
+    assert error.message.startswith(message)
+    assert error.hint.startswith(hint)
+    assert line in (step, "def loss(o, y):")
 
 
 def test_sparse_tensors(tmp_path):

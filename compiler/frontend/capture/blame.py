@@ -11,6 +11,7 @@ from ...errors import CaptureError
 from ...ir.spec import Random, Spec
 from .arguments import dtype_name
 from .private import TorchDispatchMode, is_fake, storage_address
+from .remedies import is_data_dependent
 from .trees import tree_leaves
 
 bounded: Mapping[str, Callable[..., tuple[int, str]]] = {
@@ -55,7 +56,9 @@ def blaming_fields(
     try:
         yield
     except CaptureError as error:
-        if not spec or not re.search(kinds, error.message):
+        cause = error.__cause__
+        told = not isinstance(cause, Exception) or is_data_dependent(cause)
+        if not spec or told or not re.search(kinds, error.message):
             raise
         seen = Failing()  # type: ignore[no-untyped-call]  # torch's own
         with suppress(Exception):
@@ -63,7 +66,7 @@ def blaming_fields(
         name = given_field(seen, inputs)
         if not name:
             raise
-        raise explained(spec, error, seen, name, inputs[name]) from error.__cause__
+        raise explained(spec, error, seen, name, inputs[name]) from cause
 
 
 def given_field(seen: Failing, inputs: Mapping[str, Tensor]) -> str:

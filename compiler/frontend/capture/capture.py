@@ -98,20 +98,21 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
     sample is as long as there are samples."""
     try:
         yield
-    except CaptureError as error:
+    except CaptureError as raised:
+        error = raised if raised.where else at_loss(spec, raised)
         fits_not = error.hint is None and re.search(r"size|shape|dim", error.message)
         if not fits_not or isinstance(spec.data, Text | Tokens):
-            raise
+            raise error from raised.__cause__
         count = count_samples(spec, spec.data)
         square = [name for name, meta in fields.items() if meta.shape[:1] == (count,)]
         if not square:
-            raise
+            raise error from raised.__cause__
         raise CaptureError(
             error.message,
             error.where,
             f"if {square[0]} is one whole, such as a graph's edges, and no sample has a row of it: "
             f"data: {{whole: [{', '.join(fields)}]}}, for those of them that are so",
-        ) from error
+        ) from raised
 
 
 def accept_coupling(spec: Spec, raw: Raw) -> str:

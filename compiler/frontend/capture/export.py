@@ -37,6 +37,8 @@ from .training import Training
 from .user import call_site, first_line, users_errors, users_line
 from .whole import known
 
+loss_alone = "leave it out: scripts go back from the loss that it returns"
+
 
 @dataclass(frozen=True)
 class RawCall:
@@ -93,7 +95,7 @@ def export(
         refuse_freezing(training.model),
         inference_noted(),
         keeping_functions() as functions,
-        refuse_inner_backward(lambda: leaf_hint(running)),
+        refuse_inner_backward(lambda: leaf_hint(running) if running else loss_alone),
         quiet(),
         regions_flat(),
         users_errors(training.where, "the model cannot be captured"),

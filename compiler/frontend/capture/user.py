@@ -163,6 +163,8 @@ def known_remedy(error: BaseException) -> str | None:
         return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
     if "index out of range in self" in text:
         return "an embedding with more rows, or smaller numbers in the data"
+    if re.search(r"not (compiled|linked) with .*cuda", text, re.IGNORECASE):
+        return "the device of a tensor that is there, x.device: the scripts choose theirs"
     if ".numpy() is not supported" in text:
         return "torch's own operations in place of numpy's"
     if "Inference tensors cannot be saved" in text:
