@@ -63,16 +63,17 @@ def hook_line(hook: object) -> Location | None:
 def refuse_freezing(model: nn.Module) -> Iterator[None]:
     """Raises CaptureError where forward changes what is trained, or makes a parameter."""
     held: dict[int, tuple[str, torch.Tensor, bool]] = {}
+    known: set[str] = set()
 
     def before(*_: object) -> None:
         held.update((id(t), (name, t, t.requires_grad)) for name, t in named_tensors(model))
+        known.update(name for name, _ in named_tensors(model))
 
     def refuse(tensor: torch.Tensor) -> None:
         if id(tensor) in held:
             raise refusal(held[id(tensor)][0], call_site())
 
     def after(*_: object) -> None:
-        known = {name for name, _, _ in held.values()}
         for path in dict(model.named_parameters()):
             if path not in known:
                 raise CaptureError(
