@@ -20,6 +20,7 @@ from .check.after import check_after_step
 from .check.capture import check_capture, microbatch_sizes
 from .check.mean import check_mean
 from .check.norms import check_norms, seen_together
+from .check.ranges import check_ranges
 from .check.size import check_size
 from .check.text import check_text
 from .check.update import check_update
@@ -89,6 +90,7 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     plan = checked("place", place(graph, costs, spec), lambda p: verify_plan(p, graph, spec))
     check_norms(spec, graph, plan)
     check_update(spec, graph, plan)
+    check_ranges(spec, graph)
     check_capture(spec, graph, plan)
     told = check_mean(spec, graph, seen_together(plan)) + check_size(graph)
     graph = replace(graph, messages=graph.messages + told)

@@ -8,8 +8,8 @@ from jobs import make_spec, prove
 from nets import net
 
 from ppc.analysis.invariants.graph import verify_graph
-from ppc.check.capture import read_state
 from ppc.check.outcome import run_ops
+from ppc.check.real import read_state
 from ppc.errors import CaptureError
 from ppc.frontend.capture.build import build_model, state_tensors
 from ppc.frontend.capture.capture import capture

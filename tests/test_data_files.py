@@ -139,6 +139,15 @@ def test_ranks_compare_every_file(tmp_path):
     assert [size for size, _ in eval(fact, scope)] == [34, 62]  # noqa: S307  # our own text
 
 
+def test_tokens_that_make_no_batch(tmp_path):
+    """Two samples of 5 tokens, and the token after them."""
+    np.arange(11).astype("<u2").tofile(tmp_path / "a.bin")
+    data = {"source": "tokens", "files": "a.bin", "dtype": "uint16", "sequence": 5}
+    data["last_batch"] = "drop"
+    with pytest.raises(SpecError, match="2 samples make no batch of 4, and last_batch drops them"):
+        make(tmp_path, data, token_model, model={"loss": "net.py:loss"})
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [

@@ -49,5 +49,5 @@ def build():
     spec = spec_of(tmp_path, "llama", model={"factory": "models/flex.py:build", "args": {}})
     with pytest.raises(CaptureError) as raised:
         capture(spec)
-    assert "flex_attention" in raised.value.message
+    assert "FlexAttention" in raised.value.message
     assert "attn_implementation='sdpa'" in raised.value.hint

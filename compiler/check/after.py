@@ -19,8 +19,8 @@ from ..frontend.capture.user import resolve, users_errors
 from ..ir.graph import Graph
 from ..ir.spec import Spec
 from ..ir.unit import Unit
-from .capture import read_state
 from .outcome import is_small, make
+from .real import read_state
 from .stages import find, load
 from .text import compile_classes, imported, make_stage
 

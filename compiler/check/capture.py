@@ -1,38 +1,32 @@
 """check_capture: the graph computes what the user's model and loss do."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from safetensors.torch import load
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..errors import CaptureError
 from ..frontend.capture.arguments import dtype_name
-from ..frontend.capture.batch import Generaliser
-from ..frontend.capture.build import build_fake, build_model, numerics, state_tensors
-from ..frontend.capture.capture import trace
+from ..frontend.capture.build import build_fake, numerics, state_tensors
 from ..frontend.capture.fields import bind, read_fields
+from ..frontend.capture.foreign import refuse_foreign
 from ..frontend.capture.loss_state import Held, held_by_loss
 from ..frontend.capture.private import fake_mode
 from ..frontend.capture.replaced import libraries_export
-from ..frontend.capture.replay import replay
 from ..frontend.capture.training import Training, make_training
-from ..frontend.capture.user import location, model_folder, users_errors
-from ..frontend.samples import read_samples
-from ..ir.graph import Graph, Parameter
+from ..frontend.capture.user import users_errors
+from ..ir.graph import Graph
 from ..ir.norms import counting_norms, values_per_channel
 from ..ir.plan import Plan
 from ..ir.spec import Random, Spec
+from .faults import Fault, depends_on_size, kept_question, not_the_model, samples
 from .keeping import refuse_keeping
 from .listing import Listing, constant_name, first_difference, list_operations
 from .outcome import (
-    Outcome,
     copy_state,
     differences,
-    finish,
     is_comparable,
     kept,
     make,
@@ -41,24 +35,7 @@ from .outcome import (
     sizes_of,
     tolerance_of,
 )
-
-report = "this is a limit of ppc's capture; please report it with the model"
-kept_question = "; does forward keep something in an attribute?"
-kept_remedy = (
-    "what forward keeps from call to call is a buffer of a module: self.register_buffer(...); if "
-    f"that is not it, {report}"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What differs in a microbatch of `size` samples."""
-
-    size: int
-    what: str
-    where: str = ""
-    """The user's line, `gpt.py:58`, if it is known."""
-
+from .real import blaming, microbatch, read_state, really, run_model
 
 Compare = Callable[[Spec, Graph, Sequence[int]], Iterator[Fault]]
 
@@ -84,10 +61,8 @@ def check_capture(spec: Spec, graph: Graph, plan: Plan) -> None:
             fault = fault or next(compare_shapes(graph, sizes), None)
         if fault and fault.size != sizes[0]:
             raise depends_on_size(spec, plan, sizes[0], fault)
-    if fault:
-        where = spec.at("model.factory")
-        hint = kept_remedy if kept_question in fault.what else report
-        raise CaptureError(f"the captured graph is not the model: {fault.what}", where, hint)
+        if fault:
+            raise not_the_model(spec, graph, fault)
 
 
 def microbatch_sizes(spec: Spec, plan: Plan, graph: Graph) -> tuple[int, ...]:
@@ -111,34 +86,6 @@ def compare_pairs(compare: Compare, spec: Spec, graph: Graph, sizes: Sequence[in
     return fault
 
 
-def depends_on_size(spec: Spec, plan: Plan, usual: int, fault: Fault) -> CaptureError:
-    """The complaint about a model that computes something else for some number of samples."""
-    what = f"the model computes something else for {samples(fault.size)} than for {usual}"
-    error = None if fault.where else differing_op(spec, fault.size, usual)
-    full = plan.sizes(spec.train.global_batch)
-    hint = "data: {last_batch: drop}"
-    if fault.size in full:
-        hint = f"a number of microbatches that divides the global batch of {sum(full)}"
-    return CaptureError(
-        error.message if error else f"{what}: {fault.what}",
-        (error and error.where) or location(fault.where) or spec.at("model.factory"),
-        f"{hint}, or make it independent of the number of samples",
-    )
-
-
-def differing_op(spec: Spec, size: int, usual: int) -> CaptureError | None:
-    """What becomes of the first operation that is another for another number of samples."""
-    built, fields = build_fake(spec), read_fields(spec)
-    training = make_training(spec, built.model, bind(spec, built.model, fields))
-    folder = model_folder(spec)
-    traces = [trace(training, built, fields, number, folder) for number in (size, usual)]
-    try:
-        Generaliser(size, usual).merge(*traces)
-    except CaptureError as error:
-        return error
-    return None
-
-
 def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
     """What differs on real data, with the weights that the factory makes, in one microbatch after
     the other: what forward keeps counts.
@@ -152,7 +99,10 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
         inputs = microbatch(spec, training, size)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            with users_errors(where, f"the model fails on a microbatch of {samples(size)}"):
+            with (
+                blaming(spec, training, inputs),
+                users_errors(where, f"the model fails on a microbatch of {samples(size)}"),
+            ):
                 expected = run_model(graph, training, [tensor.clone() for tensor in inputs])
             torch.manual_seed(0)
             found = run_graph(graph, state, inputs)
@@ -161,49 +111,11 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
 
 
-def really(spec: Spec) -> Training:
-    """The user's model with values."""
-    model = build_model(spec)
-    return make_training(spec, model, bind(spec, model, read_fields(spec)))
-
-
 def nth(number: int, sizes: Sequence[int]) -> str:
     """Which microbatch of some, and what that tells."""
     *before, size = sizes[:number]
     again = kept_question if size in before else ""
     return f"in microbatch {number}, of {samples(size)}{again}"
-
-
-def samples(number: int) -> str:
-    return f"{number} sample{'s' * (number != 1)}"
-
-
-def microbatch(spec: Spec, training: Training, batch: int) -> tuple[Tensor, ...]:
-    """The first samples of the data."""
-    found = read_samples(spec)
-    numbers = [i % found.count for i in range(batch)]
-    return found.batch(numbers, training.binding.fields, epoch=0)
-
-
-def read_state(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors under the graph's names, literals of forward among them."""
-    named = (load(graph.saved) if graph.saved else {}) | dict(state_tensors(model))
-    return {fqn: named[fqn] if fqn in named else first(p) for fqn, p in graph.parameters.items()}
-
-
-def first(parameter: Parameter) -> Tensor:
-    """The value of a tensor that the factory made and the model does not hold."""
-    meta = parameter.meta
-    shape = tuple(size for size in meta.shape if isinstance(size, int))
-    return replay(parameter.recipe, shape, getattr(torch, meta.dtype), seed=0)
-
-
-def run_model(graph: Graph, training: Training, inputs: Sequence[Tensor]) -> Outcome:
-    """The user's own model."""
-    training.model.zero_grad()
-    loss, *metrics = training.run(*inputs)
-    state = dict(state_tensors(training.model))
-    return finish(loss, metrics, state, kept(graph) & state.keys())
 
 
 def compare_listings(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
@@ -240,6 +152,7 @@ def users_results(
     """Run the user's model as it was captured: its loss, and what it leaves changed."""
     with libraries_export():
         results = training.run(*given.values())
+    refuse_foreign(training, results[0])
     after = dict(state_tensors(training.model))
     return dict(zip(training.names, results, strict=True)) | {name: after[name] for name in changed}
 

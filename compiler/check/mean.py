@@ -11,8 +11,8 @@ from ..frontend.capture.user import users_errors
 from ..frontend.capture.weight import weigh, weight_fields
 from ..ir.graph import Graph
 from ..ir.spec import Spec
-from .capture import microbatch
 from .outcome import is_small
+from .real import microbatch
 
 
 def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...
     drawn = any(op.random for op in graph.ops)
     if len(sizes) < 2 or drawn or not is_small(graph, batch):
         return ()
-    with numerics(spec), torch.no_grad():
+    with numerics(spec):  # and gradients on, which forward may ask for
         ((_, whole),) = losses(spec, [batch])
         found = list(losses(spec, sizes))
         total = sum(weight for weight, _ in found)
@@ -59,4 +59,4 @@ def losses(spec: Spec, sizes: list[int]) -> Iterator[tuple[float, float]]:
         runs = zip(*split, strict=True)
         for run, size in zip(runs, sizes, strict=True):
             part = dict(zip(binding.fields, run, strict=True))
-            yield weigh(spec, fields, part, size), float(training.run(*run)[0])
+            yield weigh(spec, fields, part, size), training.run(*run)[0].item()

@@ -40,7 +40,7 @@ def check_norms(spec: Spec, graph: Graph, plan: Plan) -> None:
     which a norm would have one value for each channel or would wait for ever; all at once."""
     if not counting_norms(graph):
         return
-    complaints: list[PpcError] = [*alone(graph, plan), *without_backward(spec, graph, plan)]
+    complaints: list[PpcError] = [*alone(spec, graph, plan), *without_backward(spec, graph, plan)]
     if (
         plan.sync_norms
         and spec.train.compile
@@ -164,7 +164,7 @@ def waiting(spec: Spec, graph: Graph, plan: Plan, batches: Sequence[Batch]) -> I
             return
 
 
-def alone(graph: Graph, plan: Plan) -> Iterator[CaptureError]:
+def alone(spec: Spec, graph: Graph, plan: Plan) -> Iterator[CaptureError]:
     """Norms that replicas cannot compute together."""
     for op in counting_norms(graph) if plan.sync_norms else ():
         if not is_torchs_own(graph, op):
@@ -172,7 +172,7 @@ def alone(graph: Graph, plan: Plan) -> Iterator[CaptureError]:
             yield CaptureError(
                 f"the batch norm in {path}, of class {cls}, cannot be computed by "
                 "all replicas together: it is no call of torch's own nn.BatchNorm1d, 2d or 3d",
-                location(op.where),
+                location(op.where, spec.folder),
                 "such a module, or sync_batch_norm: false",
             )
 

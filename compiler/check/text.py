@@ -24,7 +24,6 @@ from ..ir.function import UsersFunction
 from ..ir.graph import Graph
 from ..ir.spec import Spec
 from ..ir.unit import Unit
-from .capture import microbatch, read_state
 from .listing import Listing, first_difference, list_operations
 from .outcome import (
     differences,
@@ -35,6 +34,7 @@ from .outcome import (
     run_ops,
     tolerance_of,
 )
+from .real import microbatch, read_state
 from .stages import arguments, find, key, load, name_results, receive, run_stages
 
 

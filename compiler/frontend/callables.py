@@ -19,6 +19,26 @@ with_arguments = ("model.factory", "model.args", "data.source")
 """Beginnings of keys whose callable is called with arguments of the spec's."""
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
+losses = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss",
+    "cross_entropy", "ctc_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss",
+    "kl_div", "l1_loss", "linear_cross_entropy", "margin_ranking_loss", "mse_loss",
+    "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "nll_loss",
+    "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+)  # fmt: skip
+"""Those of torch.nn.functional."""
+
+
+def check_loss(spec: Spec) -> Found:
+    """A loss without a file is the model's own, or one that torch has."""
+    name = spec.model.loss
+    if ":" not in name and name not in ("output", *losses):
+        close = difflib.get_close_matches(name, losses, n=1) or [n for n in losses if name in n]
+        hint = "or name a function: losses.py:loss"
+        message = f"torch.nn.functional has no loss {name!r}"
+        yield "model.loss", message, f"did you mean {close[0]}? {hint}" if close else hint
+
 
 def check_callables(spec: Spec) -> Found:
     for path, target in named_callables(spec):

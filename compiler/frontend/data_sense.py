@@ -6,18 +6,24 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..ir.spec import Arrays, Dataset, Random, Spec, Tokens, whole_fields
+from ..ir.spec import Arrays, Dataset, Random, RandomField, Spec, Tokens, whole_fields
 from .callables import factories
 
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
 
 def check_tokens(spec: Spec) -> Found:
-    """Each file holds whole tokens, and enough of them for a sample and the token after it."""
+    """Each file holds whole tokens, and enough of them for a sample and the token after it; all of
+    them enough for a batch."""
     if not isinstance(spec.data, Tokens):
         return
-    data, width = spec.data, spec.data.token_bytes
-    for name, size in token_files(data, spec.folder):
+    data, width, batch = spec.data, spec.data.token_bytes, spec.train.global_batch
+    files = tuple(token_files(data, spec.folder))
+    samples = sum((size // width - 1) // data.sequence for _, size in files)
+    if data.last_batch == "drop" and 0 < samples < batch:
+        message = f"{samples} samples make no batch of {batch}, and last_batch drops them"
+        yield "data.files", message, f"global_batch: {samples} or last_batch: keep"
+    for name, size in files:
         if size % width:
             message = f"{name} has {size} bytes, no whole number of {data.dtype} tokens"
             hint = f"a file of {data.dtype} and nothing else, as numpy's tofile writes it"
@@ -91,3 +97,39 @@ def check_pad(spec: Spec) -> Found:
             close = difflib.get_close_matches(name, fields, n=1)
             hint = f"did you mean {close[0]}?" if close else f"its fields are {', '.join(fields)}"
             yield f"data.pad.{name}", f"the data has no field {name!r}", hint
+
+
+def check_random(spec: Spec) -> Found:
+    if not isinstance(spec.data, Random):
+        return
+    if not spec.data.fields:
+        hint = "fields: {x: {shape: [16]}, y: {dtype: int64, high: 10}}"
+        yield "data", "random data needs fields", hint
+    for name, field in spec.data.fields.items():
+        place = f"data.fields.{name}"
+        yield from random_field(name, field, place, spec)
+    samples, batch = spec.data.samples, spec.train.global_batch
+    if spec.data.last_batch == "drop" and samples < batch:
+        message = f"{count(samples, 'sample')} make no batch of {batch}, and last_batch drops them"
+        yield "data.samples", message, f"samples: {batch} or last_batch: keep"
+
+
+def random_field(name: str, field: RandomField, place: str, spec: Spec) -> Found:
+    if field.dtype == "bool":
+        yield place, f"field {name}: random data cannot be bool", "dtype: int64"
+    elif field.dtype.startswith("float"):
+        for bound in ("low", "high"):
+            if f"{place}.{bound}" in spec.locations:
+                message = f"{bound} is for integers; {name} is {field.dtype}, normally distributed"
+                yield f"{place}.{bound}", message, "leave it out, or dtype: int64"
+    elif field.high is None:
+        under = f"under data: fields: {{{name}: {{dtype: {field.dtype}, high: 256}}}}"
+        hint = "high: 256" if place in spec.locations else under
+        yield place, f"field {name}: random integers need high, one above the largest", hint
+    elif field.low >= field.high:
+        message = f"field {name}: low {field.low} is not below high {field.high}"
+        yield place, message, f"high: {field.low + 1} or more"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

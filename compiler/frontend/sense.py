@@ -14,9 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..errors import SpecError
-from ..ir.spec import Arrays, Data, Dataset, Random, RandomField, Spec, Text, Tokens
-from .callables import check_callables
-from .data_sense import check_arguments, check_pad, check_tokens, check_whole
+from ..ir.spec import Arrays, Data, Dataset, Random, Spec, Text, Tokens
+from .callables import check_callables, check_loss
+from .data_sense import check_arguments, check_pad, check_random, check_tokens, check_whole, count
 from .document import Complaint
 from .limits import check_limits
 from .optimizers import check_optimizer
@@ -146,38 +146,6 @@ def known_fields(data: Data) -> tuple[str, ...]:
     return tuple(data.fields)
 
 
-def check_random(spec: Spec) -> Found:
-    if not isinstance(spec.data, Random):
-        return
-    if not spec.data.fields:
-        hint = "fields: {x: {shape: [16]}, y: {dtype: int64, high: 10}}"
-        yield "data", "random data needs fields", hint
-    for name, field in spec.data.fields.items():
-        place = f"data.fields.{name}"
-        yield from random_field(name, field, place, spec)
-    samples, batch = spec.data.samples, spec.train.global_batch
-    if spec.data.last_batch == "drop" and samples < batch:
-        message = f"{count(samples, 'sample')} make no batch of {batch}, and last_batch drops them"
-        yield "data.samples", message, f"samples: {batch} or last_batch: keep"
-
-
-def random_field(name: str, field: RandomField, place: str, spec: Spec) -> Found:
-    if field.dtype == "bool":
-        yield place, f"field {name}: random data cannot be bool", "dtype: int64"
-    elif field.dtype.startswith("float"):
-        for bound in ("low", "high"):
-            if f"{place}.{bound}" in spec.locations:
-                message = f"{bound} is for integers; {name} is {field.dtype}, normally distributed"
-                yield f"{place}.{bound}", message, "leave it out, or dtype: int64"
-    elif field.high is None:
-        under = f"under data: fields: {{{name}: {{dtype: {field.dtype}, high: 256}}}}"
-        hint = "high: 256" if place in spec.locations else under
-        yield place, f"field {name}: random integers need high, one above the largest", hint
-    elif field.low >= field.high:
-        message = f"field {name}: low {field.low} is not below high {field.high}"
-        yield place, message, f"high: {field.low + 1} or more"
-
-
 def check_files(spec: Spec) -> Found:
     """Files named in the spec are there. A glob with an absolute path is left to the run."""
     if isinstance(spec.data, Arrays):
@@ -221,10 +189,6 @@ def check_keywords(spec: Spec) -> Found:
             yield path, message, "write the name that the code has for it"
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
     (("name",), check_name),
     (("model", "data.source", "data.args"), check_keywords),
@@ -245,8 +209,12 @@ checks: tuple[tuple[tuple[str, ...], Callable[[Spec], Found]], ...] = (
         ("model.inputs", "data.source", "data.samples", "data.fields", "train.global_batch"),
         check_random,
     ),
+    (("model.loss",), check_loss),
     (("data.source", "data.files"), check_files),
-    (("data.source", "data.files", "data.dtype", "data.sequence"), check_tokens),
+    (
+        ("data.source", "data.files", "data.dtype", "data.sequence", "train.global_batch"),
+        check_tokens,
+    ),
     (("data.source", "data.args"), check_arguments),
     (("data.source", "data.fields", "data.pad", "data.length"), check_pad),
     (("model.inputs", "data.source", "data.fields", "data.files", "data.whole"), check_whole),

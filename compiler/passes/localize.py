@@ -59,7 +59,7 @@ def localize(graph: Graph, plan: Plan) -> tuple[Unit, ...]:
         if not unit.outputs and not unit.sends:
             raise PlanError(
                 f"stage {unit.stage} makes nothing that a later stage could not make of the data",
-                hint="cut behind the first layer with parameters, or take fewer stages",
+                hint="cuts: auto, or cut behind the first layer with parameters, or fewer stages",
             )
     return tuple(
         replace(unit, rank=rank)
@@ -209,7 +209,7 @@ def refuse_lone_gradients(graph: Graph, plan: Plan, stage: int, back: frozenset[
             others = " and ".join(str(other) for other in stages if other != stage)
             raise PlanError(
                 f"stage {stage} reads {fqn} without gradient, and stage {others} trains it",
-                hint="cuts that keep its readers on one stage",
+                hint="cuts: auto, or cuts that keep its readers on one stage",
             )
 
 

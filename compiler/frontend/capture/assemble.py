@@ -54,7 +54,7 @@ def assemble(
     name_of = dict(zip(training.binding.fields, names.values(), strict=True))
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
     ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
-    refuse_written_parameters(ops, canonical, parameters)
+    refuse_written_parameters(raw.ops, canonical, parameters)
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)

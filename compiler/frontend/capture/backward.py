@@ -1,6 +1,7 @@
 """The backward of the user's autograd functions, tried without values: no trace runs it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -14,7 +15,7 @@ from .replay import classes, run_op
 from .user import location, users_errors
 
 
-def try_backwards(graph: Graph, batch: int) -> None:
+def try_backwards(graph: Graph, batch: int, folder: Path) -> None:
     """Go back through each once, in a microbatch of `batch` samples.
 
     Raises CaptureError where that fails, or draws random numbers, which nothing seeds.
@@ -24,7 +25,7 @@ def try_backwards(graph: Graph, batch: int) -> None:
         metas = tuple(metas_of(graph, op))
         if op.target in classes and op.grad and (op.target, metas) not in tried:
             tried.add((op.target, metas))
-            try_backward(graph, op, batch)
+            try_backward(graph, op, batch, folder)
 
 
 def metas_of(graph: Graph, op: Op) -> Iterator[TensorMeta]:
@@ -39,10 +40,13 @@ def meta_of(graph: Graph, ref: Ref | State) -> TensorMeta:
     return inputs[ref.name] if ref.name in inputs else graph.values[ref.name]
 
 
-def try_backward(graph: Graph, op: Op, batch: int) -> None:
+def try_backward(graph: Graph, op: Op, batch: int, folder: Path) -> None:
     name = graph.functions[op.target].name
     try:
-        with fake_mode(), users_errors(location(op.where), f"the backward of {name} failed"):
+        with (
+            fake_mode(),
+            users_errors(location(op.where, folder), f"the backward of {name} failed"),
+        ):
             given = {
                 ref: make(meta := meta_of(graph, ref), batch, grad=meta.requires_grad)
                 for ref in op.operands
@@ -63,6 +67,6 @@ def try_backward(graph: Graph, op: Op, batch: int) -> None:
     if seen.draws:
         raise CaptureError(
             f"the backward of {name} draws random numbers, which would differ in every layout",
-            location(op.where),
+            location(op.where, folder),
             "draw them in forward, where the layer is seeded, and keep them by ctx",
         )

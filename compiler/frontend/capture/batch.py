@@ -41,10 +41,11 @@ class Generaliser:
         """Raises CaptureError at the user's line where the captures differ otherwise."""
         for x, y in zip(first.ops, second.ops, strict=False):
             if (x.target, len(x.outputs), x.call) != (y.target, len(y.outputs), y.call):
-                raise self.differs(x if x.where else y, becomes(x, y))
+                raise self.branches(x, y, first, second)
         if len(first.ops) != len(second.ops):
             longer = max(first.ops, second.ops, key=len)
-            raise self.differs(longer[-1], f"{len(first.ops)} operations become {len(second.ops)}")
+            extra = longer[min(len(first.ops), len(second.ops))]
+            raise self.differs(extra, f"{len(first.ops)} operations become {len(second.ops)}")
         self.compare_constants(first, second)
         return replace(
             first,
@@ -54,6 +55,13 @@ class Generaliser:
                 key: self.call(key, c, second.calls[key], first) for key, c in first.calls.items()
             },
         )
+
+    def branches(self, x: Op, y: Op, first: Raw, second: Raw) -> CaptureError:
+        """Where the captures part: a line that runs in one of them alone, if there is such."""
+        for op, size, other in ((y, self.b, first), (x, self.a, second)):
+            if op.where and op.where not in {o.where for o in other.ops}:
+                return self.differs(op, f"{op.target} runs for {size} alone")
+        return self.differs(x if x.where else y, becomes(x, y))
 
     def compare_constants(self, first: Raw, second: Raw) -> None:
         """Tensors that forward makes of numbers are the same."""

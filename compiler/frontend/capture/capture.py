@@ -21,7 +21,7 @@ from .borrowed import dissolve_borrowers
 from .build import Built, build_fake, named_tensors, numerics, plain_tensors
 from .canonical import canonicalise, storages
 from .convert import Converter
-from .coupled import find_coupling, loss_line, refuse_coupled
+from .coupled import at_loss, find_coupling, refuse_coupled
 from .export import export
 from .fields import bind, make_dataset, read_fields
 from .fresh import refuse_changed
@@ -65,7 +65,7 @@ def capture(spec: Spec) -> Graph:
         except CaptureError as error:
             again = trace(training, built, fields, sizes[0], folder)
             refuse_changing(spec, traces[0], again, sizes[0])
-            size, message = fixed_size(spec, error)
+            size, message = fixed_size(spec, at_loss(spec, error))
             raw = trace(training, built, fields, size, folder)
             graph = assemble(spec, raw, built, training, (size, size), (message, *told))
         else:
@@ -79,7 +79,7 @@ def capture(spec: Spec) -> Graph:
     refuse_shared(built.shared, graph, spec.at("model.factory"))
     refuse_untrained(spec, graph)
     refuse_underivable(graph)
-    try_backwards(graph, sizes[0])
+    try_backwards(graph, sizes[0], spec.folder)
     return graph
 
 
@@ -109,20 +109,21 @@ def hinting_whole(spec: Spec, fields: Mapping[str, TensorMeta]) -> Iterator[None
     sample is as long as there are samples."""
     try:
         yield
-    except CaptureError as error:
+    except CaptureError as raised:
+        error = raised if raised.where else at_loss(spec, raised)
         fits_not = error.hint is None and re.search(r"size|shape|dim", error.message)
         if not fits_not or isinstance(spec.data, Text | Tokens):
-            raise
+            raise error from raised.__cause__
         count = count_samples(spec, spec.data)
         square = [name for name, meta in fields.items() if meta.shape[:1] == (count,)]
         if not square:
-            raise
+            raise error from raised.__cause__
         raise CaptureError(
             error.message,
             error.where,
             f"if {square[0]} is one whole, such as a graph's edges, and no sample has a row of it: "
             f"data: {{whole: [{', '.join(fields)}]}}, for those of them that are so",
-        ) from error
+        ) from raised
 
 
 def refuse_imported(raw: Raw, folder: Path) -> None:
@@ -254,8 +255,7 @@ def refuse_changing(spec: Spec, raw: Raw, again: Raw, size: int) -> None:
     try:
         Generaliser(size, size).merge(raw, again)
     except CaptureError as error:
-        place = error.where or location(loss_line(spec)) or spec.at("model.loss")
-        raise CaptureError(error.message, place, error.hint) from error
+        raise at_loss(spec, error) from error
 
 
 def fixed_size(spec: Spec, error: CaptureError) -> tuple[int, str]:

@@ -23,7 +23,7 @@ from .places import Places, module_calls, module_path, region_mark, users_locati
 from .private import OpOverload, schema_of
 from .raw import Raw
 from .registered import module_of
-from .remedies import needs_values, other_way
+from .remedies import needs_values, other_way, refuse_sparse
 from .schema import draws, dropped, given_positionals, is_default, running_statistics
 from .statements import frames, users_frame
 from .trees import tree_leaves
@@ -167,26 +167,25 @@ class Converter:
         return argument
 
     def op(self, node: Node) -> None:
-        target = node.target
+        target, where = node.target, users_location(node)
         if not isinstance(target, OpOverload):
             name = getattr(target, "__name__", str(target))
             transform = getattr(target, "__module__", "").startswith("torch._functorch")
             raise CaptureError(
                 f"{'torch.vmap, or its like,' if transform else name} has no form in a script",
-                users_location(node),
+                where,
                 other_way(name, transform=transform),
             )
         if target.namespace not in ("aten", "ppc"):
-            module = module_of(target, self.folder, module_path(node), users_location(node))
+            module = module_of(target, self.folder, module_path(node), where)
             self.raw.registered[str(target)] = module
         if self.mode.autocast and schema_of(target).name in recurrent:
-            raise CaptureError(
-                f"what dtype {target} gives under autocast hangs on the machine",
-                users_location(node),
-                "precision: fp32",
-            )
-        if any(map(is_dynamic, tree_leaves(node.meta.get("val")))):
-            raise needs_values(users_location(node), [path for path, _ in module_calls(node)])
+            message = f"what dtype {target} gives under autocast hangs on the machine"
+            raise CaptureError(message, where, "precision: fp32")
+        values = tree_leaves(node.meta.get("val"))
+        if any(map(is_dynamic, values)):
+            raise needs_values(where, [path for path, _ in module_calls(node)])
+        refuse_sparse(values, where)
         out = node.kwargs.get("out")
         plain = without_out(target) if isinstance(out, Node) else None
         op = self.operation(node, plain or target)

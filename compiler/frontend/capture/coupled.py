@@ -60,6 +60,12 @@ def loss_line(spec: Spec) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
+def at_loss(spec: Spec, error: CaptureError) -> CaptureError:
+    """The error, at the user's loss where it has no place: what has none is the loss's."""
+    place = error.where or location(loss_line(spec)) or spec.at("model.loss")
+    return CaptureError(error.message, place, error.hint)
+
+
 def refuse_coupled(spec: Spec, coupling: Coupling) -> None:
     """Raises CaptureError at the user's line."""
     parallel = spec.parallel

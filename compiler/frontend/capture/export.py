@@ -11,10 +11,9 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import NoReturn
 
 import torch
 from torch import nn
@@ -24,22 +23,22 @@ from ...errors import CaptureError, PpcError
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
 from .autocast import autocast
+from .blame import blaming_fields
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
+from .hooks import refuse_freezing, refuse_hooks
 from .inner_backward import refuse_inner_backward
 from .loss_state import refuse_assigned
-from .private import (
-    gradient_hooks,
-    node_name,
-    regions_flat,
-    running_call,
-)
-from .python_state import code_line, forward_line, refuse_python_state
+from .private import node_name, regions_flat, running_call
+from .python_state import forward_line, refuse_python_state
 from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
-from .replaced import on_tensor_hook
+from .replaced import inference_noted
 from .training import Training
 from .user import call_site, first_line, users_errors, users_line
+from .whole import known
+
+loss_alone = "leave it out: scripts go back from the loss that it returns"
 
 
 @dataclass(frozen=True)
@@ -72,32 +71,33 @@ def export(
     training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int
 ) -> Traced:
     """Trace one microbatch of `batch` samples."""
-    with built.mode:
-        inputs = tuple(
-            torch.zeros(
-                (*(() if name in training.binding.whole else (batch,)), *fields[name].shape),  # type: ignore[arg-type]
-                dtype=getattr(torch, fields[name].dtype),
-            )
-            for name in training.binding.fields
-        )
+    inputs = make_inputs(training, built, fields, batch)
     calls: dict[CallId, RawCall] = {}
     keys: dict[CallId, CallId] = {}
     assigned: dict[str, str] = {}
     running: list[str] = []
 
-    def again() -> None:
-        with built.mode:
+    def again(watch: AbstractContextManager[object] | None = None) -> None:
+        with (
+            users_errors(training.where, "the model fails when it runs again"),
+            quiet(),
+            built.mode,
+            watch or nullcontext(),
+        ):
             training.run(*inputs)
 
     with (
+        blaming_fields(known.spec, dict(zip(training.binding.fields, inputs, strict=True)), again),
         refuse_python_state(training, again),
         noting_checkpoints(training) as regions,
         note_calls(training.model, calls, keys, running),
         note_assignments(training.model, assigned),
         refuse_hooks(training.model),
         refuse_assigned(training.loss),
+        refuse_freezing(training.model),
+        inference_noted(),
         keeping_functions() as functions,
-        refuse_inner_backward(lambda: leaf_hint(running)),
+        refuse_inner_backward(lambda: leaf_hint(running) if running else loss_alone),
         quiet(),
         regions_flat(),
         users_errors(training.where, "the model cannot be captured"),
@@ -106,6 +106,20 @@ def export(
     ):
         program = torch.export.export(training, inputs, strict=False)
     return Traced(program, calls, assigned, regions, keys, functions, training.autocast)
+
+
+def make_inputs(
+    training: Training, built: Built, fields: Mapping[str, TensorMeta], batch: int
+) -> tuple[torch.Tensor, ...]:
+    """A microbatch without values."""
+    with built.mode:
+        return tuple(
+            torch.zeros(
+                (*(() if name in training.binding.whole else (batch,)), *fields[name].shape),  # type: ignore[arg-type]
+                dtype=getattr(torch, fields[name].dtype),
+            )
+            for name in training.binding.fields
+        )
 
 
 @contextmanager
@@ -263,24 +277,3 @@ def traced(value: object) -> Arg:
         return to_arg(value, lambda _: None)
     except TypeError:
         return None
-
-
-@contextmanager
-def refuse_hooks(model: nn.Module) -> Iterator[None]:
-    """Refuse what export drops without a word: hooks on gradients."""
-
-    def hook() -> NoReturn:
-        raise CaptureError(
-            "capture would lose this hook on a gradient", call_site(), "a loss that has its effect"
-        )
-
-    for path, module in model.named_modules():
-        for made in gradient_hooks(module):
-            raise CaptureError(
-                f"capture would lose the hooks on gradients of {path or 'the model'}",
-                code_line(made),
-                "leave it out; a loss that has its effect, or lr and weight_decay by groups of "
-                "parameters in the spec",
-            )
-    with on_tensor_hook(hook):
-        yield

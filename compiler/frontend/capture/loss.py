@@ -1,6 +1,5 @@
 """The spec's loss: found, and what it takes."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F  # as everyone calls it
 from torch import nn
 
-from ...errors import CaptureError, Location
+from ...errors import CaptureError
 from ...ir.spec import Spec
 from .build import seeded
 from .loss_module import make_module
@@ -29,9 +28,10 @@ def find_loss(spec: Spec) -> Loss:
         with seeded(spec.train.seed):  # a loss may draw tensors; it is found more than once
             loss = resolve(name, spec.folder, where)
     else:
-        loss = cross_entropy if name == "cross_entropy" else functional(name, where)
+        loss = cross_entropy if name == "cross_entropy" else getattr(F, name, None)
     if not callable(loss):
-        raise CaptureError(f"{name} is not callable", where, "name a function: losses.py:loss")
+        what = f"{name} is not callable" if loss else f"{name!r} is not in torch.nn.functional"
+        raise CaptureError(what, where, "name a function of your own: losses.py:loss")
     is_module = isinstance(loss, nn.Module) or (
         isinstance(loss, type) and issubclass(loss, nn.Module)
     )
@@ -41,18 +41,6 @@ def find_loss(spec: Spec) -> Loss:
 def signature(loss: Loss) -> inspect.Signature:
     """What a loss takes. Raises ValueError for torch's own functions in C."""
     return inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
-
-
-def functional(name: str, where: Location | None) -> object:
-    """A function of torch.nn.functional; that module holds other names, too."""
-    found = getattr(F, name, None)
-    if inspect.isroutine(found) and not name.startswith("_"):
-        return found
-    losses = [each for each in dir(F) if each.endswith(("_loss", "entropy", "_div"))]
-    close = difflib.get_close_matches(name, losses, n=1) or [n for n in losses if name in n][:1]
-    meant = f"did you mean {close[0]}? " if close else ""
-    message = f"{name!r} is no function of torch.nn.functional"
-    raise CaptureError(message, where, f"{meant}or name one of your own: losses.py:loss")
 
 
 def arguments(loss: Loss) -> tuple[inspect.Parameter, ...]:
@@ -90,6 +78,16 @@ def take_apart(result: object) -> Results:
             raise TypeError(f"{name} is {what}, not a tensor of one number: its mean, no .item()")
         found[str(name)] = value
     return found
+
+
+def check_output(loss: Loss, output: object) -> None:
+    """Raises TypeError for what a loss of torch's own cannot take."""
+    torchs = loss is cross_entropy or loss is getattr(F, getattr(loss, "__name__", ""), None)
+    if torchs and not isinstance(output, torch.Tensor):
+        raise TypeError(
+            f"the model returned a {type(output).__name__}, and {loss.__name__} takes a tensor: "
+            "return one, or name a function that takes it apart: losses.py:loss"
+        )
 
 
 def returned_loss(output: object) -> object:

@@ -7,12 +7,15 @@ from typing import Any
 
 @contextmanager
 def patched(module: Any, **patches: object) -> Iterator[None]:
-    """Put these in the place of what a module has under their names."""
-    originals = {name: getattr(module, name) for name in patches}
+    """Put these in the place of what a module, or a class, has under their names."""
+    originals = {name: getattr(module, name) for name in patches if name in vars(module)}
     for name, patch in patches.items():
         setattr(module, name, patch)
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
+        for name in patches:
+            if name in originals:
+                setattr(module, name, originals[name])
+            else:  # it is inherited
+                delattr(module, name)

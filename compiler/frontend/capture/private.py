@@ -7,10 +7,9 @@ refused here, by a message. tests/test_private.py hides the names one by one.
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -223,8 +222,7 @@ def implementations() -> Iterator[Any]:
 
 
 def flop_formula(func: OpOverload) -> Callable[..., int] | None:
-    """Torch's own formula for an operation's FLOPs, from its arguments and result; or its counter,
-    for which the operation runs again."""
+    """Torch's formula for FLOPs, from arguments and result; or its counter, which runs it again."""
 
     def count(*args: object, out_val: object, **kwargs: object) -> int:  # noqa: ARG001  # as torch's
         with FlopCounterMode(display=False) as counter:
@@ -246,9 +244,15 @@ def stores(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def gradient_hooks(module: nn.Module) -> list[object]:
     """What is to happen when gradients come to the module, or to its parameters."""
-    owners = (p._backward_hooks for p in module.parameters(recurse=False))
-    held = (module._backward_hooks, module._backward_pre_hooks, *owners)
+    owners = (module, *module.parameters(recurse=False))
+    names = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    held = (getattr(owner, name, None) for owner in owners for name in names)
     return [hook for hooks in held if hooks for hook in hooks.values()]
+
+
+def global_hooks(kind: str) -> list[object]:
+    """What runs around every module of this process: `forward_pre`, `forward`, `backward`, ..."""
+    return list((find(f"torch.nn.modules.module._global_{kind}_hooks") or {}).values())
 
 
 def forward_hooks(module: nn.Module) -> tuple[object, ...]:
@@ -277,21 +281,17 @@ def import_dynamo() -> None:
         import_module("torch._dynamo")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnOperation:
+class OwnOperation(NamedTuple):
     """What torch.library.custom_op made."""
 
-    name: str
-    """`bench::sleep`"""
+    name: str  # bench::sleep
     function: Callable[..., object]
-    """The user's."""
     schema: FunctionSchema
     has_backward: bool
 
 
 def own_operations() -> Mapping[str, OwnOperation]:
-    """All that there are, by name. Torch keeps no public list of them: a version without the one
-    known here has none, and a model that calls one is refused."""
+    """All that there are, by name; none where torch keeps another list: they are refused then."""
     return {
         name: OwnOperation(
             name, made._init_fn, schema_of(made._opoverload), made._backward_fn is not None

@@ -28,7 +28,7 @@ def recompute(spec: Spec, graph: Graph) -> Graph:
     the same the second time.
     """
     if spec.parallel.recompute == "stage":
-        refuse_writes(graph, graph.ops)
+        refuse_writes(spec, graph, graph.ops)
     users = (path for module in graph.recompute for path in called(graph, module))
     paths = outermost(dict.fromkeys([*users, *listed(spec, graph)]))
     if not paths:
@@ -38,8 +38,8 @@ def recompute(spec: Spec, graph: Graph) -> Graph:
         op.name: next(filter(again.__contains__, chain(graph, op.call)), None) for op in graph.ops
     }
     inside = [op for op in graph.ops if around[op.name]]
-    refuse_writes(graph, inside)
-    refuse_written_arguments(graph, around)
+    refuse_writes(spec, graph, inside)
+    refuse_written_arguments(spec, graph, around)
     sizes = batch_sizes(read_fields(spec))
     with numerics(spec):
         inner = {name: call for name, call in around.items() if call}
@@ -148,7 +148,7 @@ def recount(
     )
 
 
-def refuse_writes(graph: Graph, ops: Iterable[Op]) -> None:
+def refuse_writes(spec: Spec, graph: Graph, ops: Iterable[Op]) -> None:
     """Raises CaptureError where an op writes state that it would write again: only the running
     statistics of torch's batch norms can be kept from that."""
     for op in ops:
@@ -158,12 +158,12 @@ def refuse_writes(graph: Graph, ops: Iterable[Op]) -> None:
         if written and not norm:
             raise CaptureError(
                 f"forward writes {written[0]}, and would write it again when it runs again",
-                location(op.where),
+                location(op.where, spec.folder),
                 "recompute: none, or the paths of other modules",
             )
 
 
-def refuse_written_arguments(graph: Graph, around: Mapping[str, CallId | None]) -> None:
+def refuse_written_arguments(spec: Spec, graph: Graph, around: Mapping[str, CallId | None]) -> None:
     """Raises CaptureError where a module writes over what it is given: it would be given that."""
     memory = storages(graph.ops)
     arguments = given(graph, {call for call in around.values() if call})
@@ -177,6 +177,6 @@ def refuse_written_arguments(graph: Graph, around: Mapping[str, CallId | None]) 
         if call and any(kept & memory.get(name, {name}) for name in op.mutates):
             raise CaptureError(
                 f"{call[0]} writes over what it is given, and would be given that the second time",
-                location(op.where),
+                location(op.where, spec.folder),
                 "recompute the module around it, or write a new tensor",
             )

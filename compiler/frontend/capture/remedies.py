@@ -1,7 +1,9 @@
 """What to write instead of what no graph can hold."""
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import torch
 
 from ...errors import CaptureError, Location
 
@@ -51,6 +53,18 @@ def needs_values(
         else "torch.where instead of `if`, all elements instead of x[mask], no .item()"
         + f"; or {leaf}" * bool(leaf),
     )
+
+
+def refuse_sparse(values: Iterable[object], where: Location | None) -> None:
+    """Raises CaptureError for a value that has no storage of its own, which no script passes on."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            layout = str(value.layout).removeprefix("torch.")
+            raise CaptureError(
+                f"forward makes a tensor of layout {layout}, and a stage holds dense ones",
+                where,
+                "the same in dense tensors: torch.where, index_add, a product with a mask",
+            )
 
 
 def leaf_hint(running: Sequence[str]) -> str:

@@ -1,8 +1,11 @@
 """Public functions of torch's that others stand in for while a user's code runs."""
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Any
 
 import torch
 
@@ -27,14 +30,86 @@ def libraries_export() -> AbstractContextManager[None]:
     return patched(torch.compiler, is_compiling=exporting, is_exporting=exporting)
 
 
-def on_tensor_hook(refuse: Callable[[], object]) -> AbstractContextManager[None]:
-    """Call `refuse` where a user's line puts a hook on a tensor's gradient; torch does so, too."""
-    original = torch.Tensor.register_hook
+@contextmanager
+def on_gradient_hook(refuse: Callable[[], object]) -> Iterator[None]:
+    """Call `refuse` where a user's line puts a hook on gradients, or on what is kept for them;
+    torch does so, too."""
 
-    def register_hook(tensor: torch.Tensor, hook: Callable[..., object]) -> object:
-        frame = inspect.currentframe()
-        if frame and frame.f_back and is_users(frame.f_back.f_code.co_filename):
-            refuse()
-        return original(tensor, hook)  # type: ignore[no-untyped-call]
+    def refusing(original: Callable[..., object]) -> Callable[..., object]:
+        def register(*args: object, **kwargs: object) -> object:
+            if is_called_by_user(inspect.currentframe()):
+                refuse()
+            return original(*args, **kwargs)
 
-    return patched(torch.Tensor, register_hook=register_hook)
+        return register
+
+    with ExitStack() as stack:
+        for owner, names in gradient_hooks.items():
+            patches = {name: refusing(getattr(owner, name)) for name in names}
+            stack.enter_context(patched(owner, **patches))
+        yield
+
+
+gradient_hooks: Mapping[Any, tuple[str, ...]] = MappingProxyType(
+    {
+        torch.Tensor: ("register_hook", "register_post_accumulate_grad_hook"),
+        torch.nn.Module: (
+            "register_full_backward_hook",
+            "register_full_backward_pre_hook",
+            "register_backward_hook",
+        ),
+        torch.autograd.graph: ("register_multi_grad_hook",),
+        torch.autograd.graph.saved_tensors_hooks: ("__init__",),
+    }
+)
+"""What registers them."""
+
+
+def is_called_by_user(frame: FrameType | None) -> bool:
+    """Whether a user's line calls what runs in a frame."""
+    caller = frame and frame.f_back
+    return caller is not None and is_users(caller.f_code.co_filename)
+
+
+def on_freezing(refuse: Callable[[torch.Tensor], object]) -> AbstractContextManager[None]:
+    """Call `refuse` with a tensor whose requires_grad is about to be another."""
+    original = torch.Tensor.requires_grad_
+
+    def requires_grad_(tensor: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:  # noqa: FBT001, FBT002  # torch's
+        if tensor.requires_grad != requires_grad:
+            refuse(tensor)
+        return original(tensor, requires_grad)
+
+    return patched(torch.Tensor, requires_grad_=requires_grad_)
+
+
+@contextmanager
+def inference_noted() -> Iterator[None]:
+    """Let a user's torch.inference_mode be a torch.no_grad, which a trace notes: they compute the
+    same, and a tensor that is then kept for a backward is found where the model really runs."""
+    own: Any = torch.inference_mode
+    enter, leave = own.__enter__, own.__exit__
+    entered: list[Any] = []
+
+    def begin(mode: Any) -> None:
+        if is_users_region(inspect.currentframe()):
+            entered.append(torch.no_grad() if mode.mode else torch.enable_grad())
+            entered[-1].__enter__()
+        else:
+            entered.append(None)
+            enter(mode)
+
+    def end(mode: Any, *error: object) -> None:
+        region = entered.pop()
+        leave(mode, *error) if region is None else region.__exit__(*error)
+
+    with patched(own, __enter__=begin, __exit__=end):
+        yield
+
+
+def is_users_region(frame: FrameType | None) -> bool:
+    """Whether a user's line enters a context in a frame, by `with` or by a decorator."""
+    frame = frame and frame.f_back
+    while frame and Path(frame.f_code.co_filename).stem in ("_contextlib", "contextlib"):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code.co_filename)

@@ -11,7 +11,7 @@ from ...ir.spec import Spec
 from .autocast import autocast, regions_of
 from .distributions import unchecked
 from .fields import Binding
-from .loss import Loss, find_loss, take_apart
+from .loss import Loss, check_output, find_loss, take_apart
 from .private import checkpoints_plain, is_fake, masks_unread
 
 
@@ -44,6 +44,7 @@ class Training(nn.Module):
         fake = any(map(is_fake, values))
         with unchecked() if fake else nullcontext():
             output = self.call_model(fields, fake=fake)
+            check_output(self.loss, output)
             given = (fields[name] for name in self.binding.loss)
             named = {name: fields[field] for name, field in self.binding.loss_keywords.items()}
             with regions_of(self.device):

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from ...errors import CaptureError, Location, PpcError
 from ...ir.spec import Factory, Spec, Value
 from .private import watch_functions
 from .registered import is_current, note_registering, refuse_registering
+from .remedies import other_ways
 
 library_folders = (
     *(
@@ -66,11 +68,14 @@ def import_file(path: Path) -> ModuleType:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    imported[name] = path.name
     spec.loader.exec_module(module)
     refuse_registering(name, path)
     return module
 
 
+imported: dict[str, str] = {}
+"""Name under which a file was imported -> the file's."""
 found_beside: set[str] = set()
 """Modules that users' files imported from their own folders."""
 
@@ -168,10 +173,18 @@ def known_remedy(error: BaseException) -> str | None:
         return f"install {error.name} where ppc is, or put {error.name}.py beside this file"
     if "more than 1 value per channel" in text:
         return "more samples in a microbatch: fewer parallel.microbatches, data: {last_batch: drop}"
+    if "FlexAttention does not support" in text:
+        return other_ways["flex_attention"]
     if "index out of range in self" in text:
         return "an embedding with more rows, or smaller numbers in the data"
     if "from fake tensor input" in text:
         return "hold a tensor that forward writes in a module: self.register_buffer(...)"
+    if re.search(r"not (compiled|linked) with .*cuda", text, re.IGNORECASE):
+        return "the device of a tensor that is there, x.device: the scripts choose theirs"
+    if ".numpy() is not supported" in text:
+        return "torch's own operations in place of numpy's"
+    if "Inference tensors cannot be saved" in text:
+        return "torch.no_grad() in place of torch.inference_mode()"
     if "no fake impl registered" in text:
         return "its register_fake, which tells the shape of the result without computing it"
     if "Double" in text and "inplace" not in text and torch.get_default_dtype() is torch.float64:
@@ -184,7 +197,12 @@ def known_remedy(error: BaseException) -> str | None:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's text, which may run to pages."""
-    return (str(error).strip().splitlines() or [""])[0]
+    return named_by_file((str(error).strip().splitlines() or [""])[0])
+
+
+def named_by_file(text: str) -> str:
+    """The text with the user's files in place of the names that they were imported under."""
+    return re.sub(r"\b\w+_[0-9a-f]{8}\b", lambda name: imported.get(name[0], name[0]), text)
 
 
 def users_line(error: BaseException) -> Location | None:
@@ -195,9 +213,11 @@ def users_line(error: BaseException) -> Location | None:
     return None
 
 
-def location(where: str) -> Location | None:
-    """The place that an op bears, `gpt.py:58`."""
+def location(where: str, folder: Path | None = None) -> Location | None:
+    """The place that an op bears, `gpt.py:58`, relative to the spec's folder if one is given."""
     file, _, line = where.rpartition(":")
+    if folder and (folder / file).is_file():
+        file = str((folder / file).resolve())
     return place(file, int(line)) if line else None
 
 

@@ -14,7 +14,7 @@ from ...ir.spec import Spec
 from .assemble import assemble
 from .compare import rivals
 from .cuts import resolve_cuts
-from .fit import fastest, leanest, refuse
+from .fit import fastest, leanest, refuse, refuse_parted
 
 __all__ = ["place", "rivals"]
 
@@ -41,6 +41,8 @@ def place(graph: Graph, costs: Costs, spec: Spec) -> Plan:
         return plan
     for footprint in (None, measure_runs(graph, costs.microbatch_size)):
         best = fastest(graph, costs, spec, footprint)
+        if best is None and footprint is None:
+            raise refuse_parted(graph, spec)
         if best is not None and fits(graph, plan := assemble(graph, costs, spec, best), spec):
             return plan
     raise refuse(graph, spec, leanest(graph, spec))

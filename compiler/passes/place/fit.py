@@ -8,6 +8,7 @@ import numpy as np
 
 from ...analysis.cost import Costs, microbatch_size
 from ...analysis.dataflow import cut_bytes
+from ...analysis.forbidden import forbidden_runs, lone_readers
 from ...analysis.kept import sums
 from ...analysis.memory import (
     Footprint,
@@ -36,11 +37,12 @@ def fastest(
     between plans of equal times only.
     """
     whole = max(sum(costs.layer_s), 1e-30) / RESOLUTION
-    capacity = spec.cluster.device.memory
+    capacity, forbidden = spec.cluster.device.memory, forbidden_runs(graph)
 
     def cost(stage: int) -> Matrix:
         seconds = layer_s(costs, spec, stage)
         times = sums([round(s / whole) for s in seconds]).astype(np.float64)
+        times = np.where(forbidden, np.inf, times)
         if footprint is None:
             return times
         return np.where(total_bytes(footprint, spec, stage) <= capacity, times, np.inf)
@@ -51,13 +53,27 @@ def fastest(
 def leanest(graph: Graph, spec: Spec) -> tuple[int, ...]:
     """Where the stages of the smallest largest demand for memory begin."""
     cost, layers = demand(graph, spec), len(graph.layers)
-    return partition(cost, spec.parallel.pipeline, [0] * layers) or ()  # no run is forbidden
+    return partition(cost, spec.parallel.pipeline, [0] * layers) or ()  # some are allowed
+
+
+def refuse_parted(graph: Graph, spec: Spec) -> PlanError:
+    """Why no stages are allowed, however much memory there is; and how many are."""
+    size, forbidden = len(graph.layers), forbidden_runs(graph)
+    costs = np.where(forbidden, np.inf, 0.0)
+    fewer = range(spec.parallel.pipeline - 1, 0, -1)
+    most = next(n for n in fewer if np.isfinite(smallest_largest(lambda _: costs, n, size)))
+    names = ", ".join(lone_readers(graph)) or "parameters"
+    message = (
+        f"no {spec.parallel.pipeline} stages can be cut: each is to train something, and none may "
+        f"read {names} without gradient while another trains it"
+    )
+    return PlanError(message, spec.at("parallel.pipeline"), f"pipeline: {most}")
 
 
 def demand(graph: Graph, spec: Spec) -> Callable[[int], Matrix]:
     """By stage the bytes at the peak of every run of layers."""
-    footprint = measure_runs(graph, microbatch_size(spec))
-    return lambda stage: total_bytes(footprint, spec, stage)
+    footprint, forbidden = measure_runs(graph, microbatch_size(spec)), forbidden_runs(graph)
+    return lambda stage: np.where(forbidden, np.inf, total_bytes(footprint, spec, stage))
 
 
 def total_bytes(footprint: Footprint, spec: Spec, stage: int) -> Matrix:
