@@ -49,6 +49,15 @@ def wait_for(condition, limit_s):
 
 
 @pytest.mark.dist
+@pytest.fixture
+def keyboard():
+    """Interrupts are not ignored, as they are below `make test &`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["term", "keyboard"]
