@@ -48,7 +48,6 @@ def wait_for(condition, limit_s):
         time.sleep(0.05)
 
 
-@pytest.mark.dist
 @pytest.fixture
 def keyboard():
     """Interrupts are not ignored, as they are below `make test &`."""
@@ -57,6 +56,7 @@ def keyboard():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.dist
 @pytest.mark.usefixtures("keyboard")
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize(
