@@ -61,21 +61,21 @@ def exchange(elements, rounds, in_a_row=1):
     return median(taken) / in_a_row if rank == 0 else 0.0
 
 
-def exchange_both_ways(elements, rounds, in_a_row):
-    """Seconds of a message from each rank to the other, while one comes back."""
+def exchange_both_ways(elements, rounds):
+    """Seconds of a message from each rank to the other at once, as the scripts send large ones."""
     taken = []
     groups = [there, back] if rank == 0 else [back, there]
     for _ in range(rounds):
-        messages = [torch.ones(elements) for _ in range(in_a_row)]
-        answers = [torch.empty(elements) for _ in range(in_a_row)]
-        works = [dist.irecv(answer, 1 - rank, group=groups[1]) for answer in answers]
+        message, answer = torch.ones(elements), torch.empty(elements)
+        receive = dist.broadcast(answer, 1 - rank, group=groups[1], async_op=True)
         dist.barrier()
+        time.sleep(0.005)
         start = time.perf_counter()
-        works += [dist.isend(message, 1 - rank, group=groups[0]) for message in messages]
-        for work in works:
+        send = dist.broadcast(message, rank, group=groups[0], async_op=True)
+        for work in (receive, send):
             work.wait()
         taken.append(time.perf_counter() - start)
-    return median(taken) / in_a_row
+    return median(taken)
 
 
 if int(os.environ["WORLD_SIZE"]) == 1:
@@ -90,9 +90,8 @@ else:
         exchange(settings["elements"], 2, in_a_row=IN_A_ROW)
         large = exchange(settings["elements"], settings["rounds"], in_a_row=IN_A_ROW)
         found["transfer_s"] = large
-        found["both_ways_s"] = exchange_both_ways(
-            settings["elements"], settings["rounds"], in_a_row=IN_A_ROW
-        )
+        exchange_both_ways(settings["elements"], 2)
+        found["both_ways_s"] = exchange_both_ways(settings["elements"], 2 * settings["rounds"])
     dist.destroy_process_group()
 if int(os.environ["RANK"]) == 0:
     with open("measured.json", "w") as file:
