@@ -35,10 +35,10 @@ def some(output, y):
 FIELDS = {"x": {"shape": [5]}, "y": {"dtype": "int64", "high": 3}}
 
 
-def messages(folder, body="torch.tanh(self.layer(x))", loss="mean", microbatches=2):
+def messages(folder, body="torch.tanh(self.layer(x))", loss="mean", microbatches=2, before=""):
     spec = make_spec(
         folder,
-        NET.replace("{body}", body),
+        before + NET.replace("{body}", body),
         model={"loss": f"net.py:{loss}"},
         data={"source": "random", "samples": 12, "fields": FIELDS},
         train={"global_batch": 6},
@@ -68,4 +68,34 @@ def test_one_microbatch_is_the_batch(tmp_path):
 
 
 def test_what_draws_at_random_is_not_compared(tmp_path):
-    assert messages(tmp_path, "self.drop(self.layer(x))", loss="summed") == ()
+    noise = "self.layer(x) * torch.rand_like(self.layer(x))"
+    assert messages(tmp_path, noise, loss="summed") == ()
+
+
+def test_dropout_hides_nothing(tmp_path):
+    (message,) = messages(tmp_path, body="self.drop(torch.tanh(self.layer(x)))", loss="some")
+    assert message.startswith("the loss of 6 samples at once is ")
+
+
+def test_dropout_of_attention_hides_nothing(tmp_path):
+    h = "F.scaled_dot_product_attention(h := self.layer(x)[:, None], h, h, None, 0.5)[:, 0]"
+    (message,) = messages(tmp_path, body=h, loss="some")
+    assert message.startswith("the loss of 6 samples at once is ")
+    assert messages(tmp_path, body=h) == ()
+
+
+def test_a_backward_that_looks_at_several_samples(tmp_path):
+    norm = """
+class Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / (g.norm() + 1e-6)
+
+"""
+    (message,) = messages(tmp_path, body="Norm.apply(torch.tanh(self.layer(x)))", before=norm)
+    assert message.startswith("the gradient of layer.")
+    assert "A backward looks at several samples" in message

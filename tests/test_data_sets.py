@@ -248,3 +248,19 @@ def test_the_parts_of_a_replica_split_as_they_were():
             seen.update(torch.cat(mine).tolist())
         assert seen == Counter(range(size))
         assert list(chain(*microbatches(range(size), count * replicas))) == list(range(size))
+
+
+@pytest.mark.parametrize(
+    "draws",
+    ["self.seen = getattr(self, 'seen', 0) + 1", "self.seen = next(self.generator)"],
+    ids=["a count", "a generator"],
+)
+def test_samples_that_are_others_when_they_are_read_again(tmp_path, draws):
+    rows = ROWS.replace("size = 1 + i % 5", f"{draws}\n        size = 1 + i % 5").replace(
+        "+ i\n", "+ i + self.seen\n"
+    )
+    rows = rows.replace(
+        "    def __len__", "    generator = iter(range(10**9))\n\n    def __len__", 1
+    )
+    with pytest.raises(CaptureError, match=r"sample 0 of rows.py:Rows is another when it is read"):
+        read_fields(rows_spec(tmp_path, rows=rows))

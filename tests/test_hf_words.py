@@ -51,3 +51,26 @@ def build():
         capture(spec)
     assert "FlexAttention" in raised.value.message
     assert "attn_implementation='sdpa'" in raised.value.hint
+
+
+def test_no_leaf_of_a_librarys(tmp_path):
+    """OPT drops layers by chance, which no trace shows; scripts cannot import its decoder."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "opt.py").write_text(
+        """
+from transformers import OPTConfig, OPTForCausalLM
+
+def build():
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
+            max_position_embeddings=32, word_embed_proj_dim=32, layerdrop=0.3,
+        )
+    )
+"""
+    )
+    spec = spec_of(tmp_path, "llama", model={"factory": "models/opt.py:build", "args": {}})
+    with pytest.raises(CaptureError) as raised:
+        capture(spec)
+    assert "hangs on the values" in raised.value.message
+    assert "leaf" not in raised.value.hint

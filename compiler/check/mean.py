@@ -1,8 +1,12 @@
-"""check_mean: whether cutting a batch into microbatches changes the loss."""
+"""check_mean: whether cutting a batch into microbatches changes the loss, or its gradient."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..frontend.capture.build import build_model, numerics
 from ..frontend.capture.fields import bind, read_fields
@@ -14,38 +18,86 @@ from ..ir.spec import Spec
 from .outcome import is_small
 from .real import microbatch
 
+sdpa_dropout = 4
+"""Which argument of scaled_dot_product_attention it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One microbatch of the user's model."""
+
+    weight: float
+    loss: float
+    gradients: Mapping[str, Tensor]
+    drew: bool
+    """Something else than dropout drew random numbers."""
+
+
+class Undropped(TorchFunctionMode):
+    """Leaves dropout out: what it draws hangs on the number of samples."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if "dropout" in name and args:
+            return args[0]
+        if name == "scaled_dot_product_attention":
+            args, kwargs = args[:sdpa_dropout], {**kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
+
 
 def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...]:
     """A word where the loss of a batch is not the mean of its microbatches' losses, weighted as the
-    spec says; () where it is, and where the model is too large or too random to tell.
+    spec says, or its gradient not that of theirs; () where they are, and where the model is too
+    large or too random to tell. Dropout is left out.
 
     Microbatches are what the spec asks for, and what `ppc verify` compares with; but a sum over
     samples, a mean over tokens that count, and batch norm look at more than a sample.
     """
     sizes = [size for size in sizes if size]
     batch = sum(sizes)
-    drawn = any(op.random for op in graph.ops)
-    if len(sizes) < 2 or drawn or not is_small(graph, batch):
+    if len(sizes) < 2 or not is_small(graph, batch):
         return ()
-    with numerics(spec):  # and gradients on, which forward may ask for
-        ((_, whole),) = losses(spec, [batch])
-        found = list(losses(spec, sizes))
-        total = sum(weight for weight, _ in found)
-        parts = sum(weight / total * loss for weight, loss in found if weight)
-    rounding = 1e-2 if any(op.autocast for op in graph.ops) else 1e-5
-    if abs(whole - parts) <= rounding * abs(whole):
+    with numerics(spec), torch.random.fork_rng(devices=[]):  # and gradients on
+        (whole,) = runs(spec, [batch])
+        found = list(runs(spec, sizes))
+    if any(run.drew for run in (whole, *found)):
         return ()
+    total = sum(run.weight for run in found)
+    parts = sum(run.weight / total * run.loss for run in found if run.weight)
+    autocast = any(op.autocast for op in graph.ops)
+    if abs(whole.loss - parts) > (1e-2 if autocast else 1e-5) * abs(whole.loss):
+        message = (
+            f"the loss of {batch} samples at once is {whole.loss:.6g}, the mean over {len(sizes)} "
+            f"microbatches {parts:.6g}: the scripts train on the latter. They differ where "
+            "something looks at several samples: a batch norm, a sum in the loss, a mean over "
+            "tokens that count (model: {weight: tokens})"
+        )
+        return (message,)
+    return compare_gradients(whole, found, 5e-2 if autocast else 1e-3)
+
+
+def compare_gradients(whole: Run, parts: Sequence[Run], tolerance: float) -> tuple[str, ...]:
+    """A word where a backward alone looks at several samples."""
+    total, far = sum(run.weight for run in parts), dict[str, float]()
+    largest = max((float(g.norm()) for g in whole.gradients.values()), default=0.0)
+    for name, expected in whole.gradients.items():
+        cut = sum(run.weight / total * run.gradients[name] for run in parts if run.weight)
+        difference = float(torch.as_tensor(cut - expected).norm())
+        if difference > tolerance * max(float(expected.norm()), 1e-3 * largest):
+            far[name] = difference / max(float(expected.norm()), 1e-30)
+    if not far:
+        return ()
+    name = max(far, key=lambda each: far[each])
     message = (
-        f"the loss of {batch} samples at once is {whole:.6g}, the mean over {len(sizes)} "
-        f"microbatches {parts:.6g}: the scripts train on the latter. They differ where something "
-        "looks at several samples: a batch norm, a sum in the loss, a mean over tokens that count "
-        "(model: {weight: tokens})"
+        f"the gradient of {name} in all samples at once and that over {len(parts)} microbatches "
+        f"differ by {far[name]:.0%}, the losses do not: the scripts train on the latter. A "
+        "backward looks at several samples: an autograd.Function, or a hook, that normalises"
     )
     return (message,)
 
 
-def losses(spec: Spec, sizes: list[int]) -> Iterator[tuple[float, float]]:
-    """(weight, loss) of the first samples of the data, taken in runs of such sizes."""
+def runs(spec: Spec, sizes: list[int]) -> Iterator[Run]:
+    """The first samples of the data, taken in runs of such sizes."""
     model = build_model(spec)
     binding = bind(spec, model, read_fields(spec))
     training, fields = make_training(spec, model, binding), weight_fields(spec, binding)
@@ -56,7 +108,14 @@ def losses(spec: Spec, sizes: list[int]) -> Iterator[tuple[float, float]]:
             [t] * len(sizes) if name in binding.whole else torch.split(t, sizes)
             for name, t in pairs
         )
-        runs = zip(*split, strict=True)
-        for run, size in zip(runs, sizes, strict=True):
-            part = dict(zip(binding.fields, run, strict=True))
-            yield weigh(spec, fields, part, size), training.run(*run)[0].item()
+        for run, size in zip(zip(*split, strict=True), sizes, strict=True):
+            weight = weigh(spec, fields, dict(zip(binding.fields, run, strict=True)), size)
+            before = torch.get_rng_state()
+            with Undropped():
+                loss = training.run(*run)[0]
+            drew = not torch.equal(before, torch.get_rng_state())
+            trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+            grads = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
+            known = zip(trained.items(), grads, strict=True)
+            made = {n: torch.zeros_like(p) if g is None else g.to_dense() for (n, p), g in known}
+            yield Run(weight, loss.item(), made, drew)

@@ -27,7 +27,6 @@ from ...ir.graph import (
 from ...ir.spec import Dataset, Spec, whole_fields
 from .arguments import dtype_name
 from .build import Built, build_model, named_tensors, state_tensors
-from .canonical import storages
 from .export import RawCall
 from .fields import first_sample, sample_keys
 from .leaf import constructor
@@ -36,9 +35,9 @@ from .measure import measure
 from .raw import Raw
 from .rewrite import substitute
 from .training import Training
-from .user import location
 from .weight import weight_fields
 from .whole import known
+from .written import refuse_written_parameters
 
 
 def assemble(
@@ -54,7 +53,7 @@ def assemble(
     name_of = dict(zip(training.binding.fields, names.values(), strict=True))
     known: dict[str, Arg] = {old: Ref(new) for old, new in names.items()}
     ops = [own_names(rename(op, known, folder), aliases) for op in raw.ops]
-    refuse_written_parameters(raw.ops, canonical, parameters)
+    refuse_written_parameters(spec, raw.ops, canonical, parameters)
     values = {names.get(name, name): meta for name, meta in raw.values.items()}
     measured, metas = measure(ops, values, tuple(names.values()), parameters, canonical, sizes)
     saved, told = save_unrecorded(spec, parameters, raw, built.why_saved)
@@ -101,24 +100,6 @@ def refuse_taken_names(spec: Spec, names: Sequence[str]) -> None:
 def kept_checkpoint(where: Location | None) -> str:
     """A word on a checkpoint for which no module stands."""
     return f"{where}: this checkpoint calls no module: what it computes is kept for the backward"
-
-
-def refuse_written_parameters(
-    ops: Sequence[Op], canonical: Mapping[str, str], parameters: Mapping[str, Parameter]
-) -> None:
-    """Raises CaptureError where forward writes to one that is trained: microbatches under way need
-    it as it was. The gradient of an embedding does not, so `max_norm` may."""
-    memory = storages(ops)
-    for op in ops:
-        written = {base for name in op.mutates for base in memory.get(name, {name})}
-        for name in sorted(written & canonical.keys()):
-            trained = parameters[canonical[name]].meta.requires_grad
-            if trained and op.target != "aten.embedding_renorm_.default":
-                raise CaptureError(
-                    f"forward writes to the parameter {name}, which other microbatches still need",
-                    location(op.where),
-                    "compute a changed copy: weight = self.weight.clamp(-1, 1)",
-                )
 
 
 def read_inputs(

@@ -113,6 +113,9 @@ class Flow:
         for name in filter(None, op.outputs):
             if sum(isinstance(size, Dim) for size in self.raw.values[name].shape) > 1:
                 yield f"{self.meta(name)} pairs the samples of a microbatch with each other"
+        arguments = dict(zip(op.arg_names, op.args, strict=True)) | dict(op.kwargs)
+        if arguments.get("scale_grad_by_freq") is True:
+            yield "scale_grad_by_freq divides a gradient by how often the microbatch has its row"
         given = self.given.intersection(reads)
         batched = any(map(self.is_batched, makes))
         if given and self.mixes(op):

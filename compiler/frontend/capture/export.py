@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import io
 import logging
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from .blame import blaming_fields
 from .build import Built, plain_tensors
 from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
+from .held import is_own
 from .hooks import refuse_freezing, refuse_hooks
 from .inner_backward import refuse_inner_backward
 from .loss_state import refuse_assigned
@@ -223,6 +225,12 @@ def show(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"
 
 
+def may_be_leaf(module: nn.Module) -> bool:
+    """Whether scripts could import its class: torch's, or one of the user's."""
+    file = getattr(sys.modules.get(type(module).__module__), "__file__", None)
+    return type(module).__module__.startswith("torch.") or is_own(file)
+
+
 def make_hooks(
     path: str, calls: dict[CallId, RawCall], keys: dict[CallId, CallId], running: list[str]
 ) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -253,7 +261,7 @@ def make_hooks(
         calls[path, number] = RawCall(tuple(arguments), len(args))
         keys[running_call() or (path, number)] = path, number
         numbers.append(number)
-        running.append(path)
+        running.append(path if may_be_leaf(module) else "")
 
     def after(_: nn.Module, __: tuple[object, ...], output: object) -> None:
         number = numbers.pop()

@@ -1,5 +1,6 @@
 """What a sample of the data is made of, and how its fields reach the model and the loss."""
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from ...ir.graph import TensorMeta
 from ...ir.spec import Arrays, Dataset, Factory, Random, Spec, Text, Tokens, whole_fields
 from .arguments import dtype_name
 from .arrays import read_arrays
+from .build import seeded
 from .loss import arguments, find_loss
 from .loss_fields import feed_loss
 from .padding import check_padding, fill_up
+from .trees import tree_leaves
 from .undivided import read_attributes
 from .user import call, users_errors
 
@@ -92,8 +95,15 @@ def first_sample(spec: Spec, data: Dataset) -> object:
     """Sample 0. Raises CaptureError where it cannot be taken apart as the spec says."""
     where = spec.at("data.source")
     dataset = make_dataset(data, spec)
-    with users_errors(where, f"{data.source}: reading sample 0 failed"):
-        sample: object = dataset[0]  # type: ignore[index]
+    sample, again = (read_first(spec, data, dataset) for _ in range(2))
+    if not same(sample, again):
+        raise CaptureError(
+            f"sample 0 of {data.source} is another when it is read again, with the same seed: each "
+            "rank reads on its own, so they would train on different samples",
+            where,
+            "keep no count of what was read; draw from torch, random or numpy.random, which are "
+            "seeded for each sample, not from a generator of its own",
+        )
     if not isinstance(sample, Mapping):
         count = len(sample) if isinstance(sample, tuple | list) else 1
         if count != len(data.fields):
@@ -104,6 +114,23 @@ def first_sample(spec: Spec, data: Dataset) -> object:
                 "data: {fields: [x, y]}, one name for each element",
             )
     return sample
+
+
+def read_first(spec: Spec, data: Dataset, dataset: object) -> object:
+    """Sample 0 as it is drawn with the spec's seed."""
+    where = spec.at("data.source")
+    with users_errors(where, f"{data.source}: reading sample 0 failed"), seeded(spec.train.seed):
+        return copy.deepcopy(dataset[0])  # type: ignore[index]
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two samples hold equal numbers; not a number equals itself."""
+    leaves = zip(tree_leaves(one), tree_leaves(other), strict=False)
+    pairs = [(torch.as_tensor(a), torch.as_tensor(b)) for a, b in leaves]
+    return all(
+        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
+        for a, b in pairs
+    )
 
 
 def sample_keys(data: Dataset, sample: object) -> dict[str, int | str | None]:

@@ -161,10 +161,11 @@ def refusal(
     else:
         modules = {path or type(m).__name__: m for path, m in training.model.named_modules()}
         who, fallback = "forward", forward_line(modules.get(owner, training.model))
-        hint = (
-            f"a buffer is kept: {counted(name)}, and torch.where for an `if`; what draws it "
-            "belongs to torch: torch.rand(()); leave out what is only logged"
-        )
+        value = reader(roots_of(training), key)()
+        number = isinstance(value, str) and re.fullmatch(r"[-+.\de]+|True|False", value)
+        kept = f"a buffer is kept: {counted(name)}, and torch.where for an `if`"
+        drawn = "buffers of a module are kept, and what draws belongs to torch: torch.rand(())"
+        hint = f"{kept if number else drawn}; leave out what is only logged"
     return CaptureError(
         f"{who} changes {name} of {owner}, a Python value: the script would compute in every "
         "step with the one it has here",

@@ -68,6 +68,7 @@ def refuse_sparse(values: Iterable[object], where: Location | None) -> None:
 
 
 def leaf_hint(running: Sequence[str]) -> str:
-    """How to keep the module whole that runs; "" where that is all of the model."""
-    path = running[-1] if running else ""
+    """How to keep the innermost module whole that runs and may be a leaf; "" where that is all of
+    the model. `running`: paths, "" for a module of a library."""
+    path = next(filter(None, reversed(running)), "")
     return f"keep the module whole: model: {{leaf: [{path}]}}" if path else ""

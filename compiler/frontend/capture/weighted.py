@@ -29,14 +29,23 @@ def weighted_mean(spec: Spec, raw: Raw) -> str:
     if spec.model.coupled == "accept":
         return line or spec.model.loss
     over = spec.model.weight.kind
+    ignored = argument(found, "ignore_index")
+    counted = f"labels[labels != {ignored}]" if isinstance(ignored, int) else "labels"
     raise CaptureError(
         "cross_entropy with class weights divides by the sum of the weights in each microbatch, so "
         f"a mean over {over} is not that of the global batch",
         location(line) or spec.at("model.loss"),
-        "what a microbatch's samples weigh: def weight(labels): return W.to(labels.device)[labels]"
-        ".sum(), by your names, and model: {weight: file.py:weight}; or model: {coupled: accept}, "
+        "what a microbatch's samples weigh: def weight(labels): return W.to(labels.device)"
+        f"[{counted}].sum(), by your names, and model: {{weight: file.py:weight}}; or model: "
+        "{coupled: accept}, "
         "and each microbatch counts by its share of the samples",
     )
+
+
+def argument(op: Op, name: str) -> Arg:
+    """What an operation is given under a name; None for its default."""
+    given: dict[str, Arg] = dict(zip(op.arg_names, op.args, strict=True)) | dict(op.kwargs)
+    return given.get(name)
 
 
 def divides(op: Op, raw: Raw) -> bool:
