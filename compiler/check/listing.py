@@ -12,7 +12,7 @@ memory it lies; and what neither results nor random numbers depend on is left ou
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..frontend.capture.arguments import dtype_name
+from ..frontend.capture.foreign import leaves_behind
 from ..frontend.capture.private import (
     TorchDispatchMode,
     is_fake,
@@ -231,22 +232,9 @@ def list_operations(
     ends = [f"{name} = {listing.operand(tensor)}" for name, tensor in results.items()]
     if gradients:
         for name, tensor in results.items():
-            leaves = sorted(listing.value(leaf) for leaf in trained_from(tensor))
+            leaves = sorted(listing.value(leaf) for leaf in leaves_behind(tensor))
             ends += [f"a gradient of {name} goes to {leaf}" for leaf in leaves]
     return slice_back(listing.operations, ends)
-
-
-def trained_from(result: Tensor) -> Iterator[Tensor]:
-    """The tensors that a result's backward would give a gradient; it need not run for that."""
-    found, waiting = set(), [result.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in found:
-            continue
-        found.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        waiting += [function for function, _ in node.next_functions]
 
 
 def slice_back(operations: Sequence[Operation], ends: Sequence[str]) -> list[str]:

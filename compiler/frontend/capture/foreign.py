@@ -29,9 +29,9 @@ def refuse_foreign(training: Training, loss: Tensor) -> None:
             )
 
 
-def leaves_behind(loss: Tensor) -> Iterator[Tensor]:
-    """Tensors to which a gradient comes."""
-    waiting, seen = [loss.grad_fn], set()
+def leaves_behind(result: Tensor) -> Iterator[Tensor]:
+    """Tensors to which a backward from a result would bring a gradient; it need not run."""
+    waiting, seen = [result.grad_fn], set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

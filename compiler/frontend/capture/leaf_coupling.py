@@ -11,16 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ...ir.spec import Spec
-from ..samples import read_samples
-from .build import build_model, default_dtype, seeded
+from .build import default_dtype, seeded
 from .coupled import Coupling
-from .fields import bind, read_fields
 from .raw import Raw
-from .survey import max_elements, tensors
-from .training import make_training
+from .survey import max_elements, tensors, with_values
 from .trees import tree_map
 from .user import first_line
-from .whole import Seen, Shape, known, stand_in, target
+from .whole import Seen, Shape, known, target
 
 batch = 4
 """Samples of the batch: two halves of two."""
@@ -147,12 +144,7 @@ def run_model(spec: Spec, precision: Any, tolerance: float) -> list[Run]:
         return own(*args, **kwargs)
 
     with default_dtype(precision), torch.random.fork_rng(devices=[]):
-        model = build_model(spec)
-        stand_in(model)
-        training = make_training(spec, model, bind(spec, model, read_fields(spec)))
-        samples = read_samples(spec)
-        numbers = [i % samples.count for i in range(batch)]
-        inputs = samples.batch(numbers, training.binding.fields, epoch=0)
+        training, inputs = with_values(spec, batch)
         known.watch = watch
         try:
             with seeded(spec.train.seed):

@@ -66,14 +66,19 @@ def survey_really(spec: Spec, batch: int) -> dict[str, list[Seen]]:
             "smaller leaves: the part alone that looks at values",
         )
     with users_errors(spec.at("model.leaf"), f"the model fails on {batch} samples"):
-        model = build_model(spec)
-        stand_in(model)
-        training = make_training(spec, model, bind(spec, model, read_fields(spec)))
-        samples = read_samples(spec)
-        numbers = [i % samples.count for i in range(batch)]
-        inputs = samples.batch(numbers, training.binding.fields, epoch=0)
+        training, inputs = with_values(spec, batch)
         with seeded(spec.train.seed):
             return run_watched(training, inputs)
+
+
+def with_values(spec: Spec, batch: int) -> tuple[Training, tuple[Tensor, ...]]:
+    """A new model whose leaves can be watched, and the first samples of the data."""
+    model = build_model(spec)
+    stand_in(model)
+    training = make_training(spec, model, bind(spec, model, read_fields(spec)))
+    samples = read_samples(spec)
+    numbers = [i % samples.count for i in range(batch)]
+    return training, samples.batch(numbers, training.binding.fields, epoch=0)
 
 
 def run_watched(training: Training, inputs: Sequence[Tensor]) -> dict[str, list[Seen]]:
