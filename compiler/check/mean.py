@@ -39,7 +39,8 @@ class Undropped(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if "dropout" in name and args:
-            return args[0]
+            inplace = name.endswith("_") or kwargs.get("inplace")
+            return args[0] if inplace else args[0].clone()  # which others may write to
         if name == "scaled_dot_product_attention":
             args, kwargs = args[:sdpa_dropout], {**kwargs, "dropout_p": 0.0}
         return func(*args, **kwargs)
