@@ -101,6 +101,12 @@ def test_wrapped_statements_are_formatted(found):
     assert text == expected, next((before, after) for before, after in blocks if before != after)
 
 
+def test_a_tuple_among_targets_has_its_own_lines():
+    inner = ", ".join(f"name_of_{number:02}" for number in range(7))
+    text = module(f"first, ({inner}) = function_of_the_users({'x' * 40}, {'y' * 40})", 12) + "\n"
+    assert format_text(text) == text
+
+
 @quick
 @given(statements)
 def test_wrapping_changes_no_meaning(statement):

@@ -64,8 +64,9 @@ def wrap(text: str, indent: int) -> Iterator[str]:
     before = found[0] if found else ""
     names = before.removesuffix(" = ")
     if len(names) < len(before) and indent + len(before) >= width and "," in outline(names):
-        *lines, before = opened(f"({names})", 0, 0, "", " = ")  # a tuple that is too long itself
-        yield from (" " * indent + line for line in lines)
+        *lines, before = opened(f"({names})", 0, indent, "", " = ")  # a tuple too long itself
+        yield from lines
+        before = before[indent:]
     colon = ":" if text.endswith(":") else ""
     right = text[found.end() if found else 0 :].removesuffix(":")
     if len(split_top(right)) > 1:  # a tuple without brackets
