@@ -29,48 +29,36 @@ def test_experts(tmp_path, implementation, message):
     assert raised.value.hint.endswith("experts_implementation='batched_mm' in the model's config")
 
 
-@pytest.mark.slow
-def test_flex_attention(tmp_path):
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "flex.py").write_text(
-        """
-from transformers import LlamaConfig, LlamaForCausalLM
-
-def build():
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-            num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16,
-            attn_implementation="flex_attention",
-        )
-    )
-"""
-    )
-    spec = spec_of(tmp_path, "llama", model={"factory": "models/flex.py:build", "args": {}})
+def refusal(folder, model):
+    """What is said of a model that a file's build() returns."""
+    (folder / "models").mkdir()
+    names = "LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM"
+    code = f"from transformers import {names}\n\ndef build():\n    return {model}\n"
+    (folder / "models" / "own.py").write_text(code)
+    spec = spec_of(folder, "llama", model={"factory": "models/own.py:build", "args": {}})
     with pytest.raises(CaptureError) as raised:
         capture(spec)
-    assert "FlexAttention" in raised.value.message
-    assert "attn_implementation='sdpa'" in raised.value.hint
+    return raised.value
+
+
+@pytest.mark.slow
+def test_flex_attention(tmp_path):
+    config = (
+        "LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, "
+        "num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16, "
+        "attn_implementation='flex_attention')"
+    )
+    error = refusal(tmp_path, f"LlamaForCausalLM({config})")
+    assert "FlexAttention" in error.message
+    assert "attn_implementation='sdpa'" in error.hint
 
 
 def test_no_leaf_of_a_librarys(tmp_path):
     """OPT drops layers by chance, which no trace shows; scripts cannot import its decoder."""
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "opt.py").write_text(
-        """
-from transformers import OPTConfig, OPTForCausalLM
-
-def build():
-    return OPTForCausalLM(
-        OPTConfig(
-            vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2,
-            max_position_embeddings=32, word_embed_proj_dim=32, layerdrop=0.3,
-        )
+    config = (
+        "OPTConfig(vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=2, "
+        "num_attention_heads=2, max_position_embeddings=32, word_embed_proj_dim=32, layerdrop=0.3)"
     )
-"""
-    )
-    spec = spec_of(tmp_path, "llama", model={"factory": "models/opt.py:build", "args": {}})
-    with pytest.raises(CaptureError) as raised:
-        capture(spec)
-    assert "hangs on the values" in raised.value.message
-    assert "leaf" not in raised.value.hint
+    error = refusal(tmp_path, f"OPTForCausalLM({config})")
+    assert "hangs on the values" in error.message
+    assert "leaf" not in error.hint

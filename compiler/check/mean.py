@@ -58,7 +58,7 @@ def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...
     batch = sum(sizes)
     if len(sizes) < 2 or not is_small(graph, batch):
         return ()
-    with numerics(spec), torch.random.fork_rng(devices=[]):  # and gradients on
+    with numerics(spec), torch.random.fork_rng(devices=[]):
         (whole,) = runs(spec, [batch])
         found = list(runs(spec, sizes))
     if any(run.drew for run in (whole, *found)):
