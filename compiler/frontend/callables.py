@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..ir.spec import Dataset, Factory, Spec, Value
+from .files import is_file
 
 source_text = "give a file of Python source, in UTF-8, that may be read"
 with_arguments = ("model.factory", "model.args", "data.source")
@@ -87,7 +88,7 @@ def factories(value: Value, path: str) -> Iterator[tuple[str, str]]:
 
 
 def file_faults(file: Path, shown: str, name: str) -> Iterator[tuple[str, str]]:
-    if not file.is_file():
+    if not is_file(file):
         yield f"no file {shown} in the spec's folder", "files are relative to the spec"
         return
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..ir.spec import Arrays, Dataset, Random, RandomField, Spec, Tokens, whole_fields
 from .callables import factories
+from .files import is_file
 
 Found = Iterator[tuple[str, str, str]]  # (path, message, hint)
 
@@ -44,7 +45,7 @@ def token_files(data: Tokens, folder: Path) -> Iterator[tuple[str, int]]:
             spelled = pattern.replace("{stdlib}", stdlib)
             found = sorted(glob.glob(spelled, root_dir=folder, recursive=True))  # noqa: PTH207
         for name in found:
-            if (folder / name).is_file():
+            if is_file(folder / name):
                 yield name, (folder / name).stat().st_size
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..ir.spec import Spec
 from .callables import named_callables
+from .files import is_file
 from .sources import digest
 
 
@@ -77,7 +78,7 @@ def modules(base: Path, dotted: tuple[str, ...]) -> Iterator[Path]:
     for end in range(1, len(dotted) + 1):
         place = base.joinpath(*dotted[:end])
         for path in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
-            if path.is_file():
+            if is_file(path):
                 yield path
 
 

@@ -30,6 +30,7 @@ from .capture.padding import fill_up
 from .capture.undivided import read_attributes
 from .capture.user import users_errors
 from .data_sense import token_files
+from .files import is_file
 
 Sample = Mapping[str, Tensor]
 
@@ -93,7 +94,7 @@ def text_samples(data: Text, folder: Path) -> Samples:
     for pattern in (written.replace("{stdlib}", stdlib) for written in data.files):
         # glob's own rules, as in the scripts: Path.glob takes no absolute pattern
         for name in sorted(glob.glob(pattern, root_dir=folder, recursive=True)):  # noqa: PTH207
-            if (folder / name).is_file():
+            if is_file(folder / name):
                 text += (folder / name).read_bytes()
     count = max(0, (len(text) - 1) // data.sequence)
     numbers = torch.frombuffer(text, dtype=torch.uint8) if text else torch.empty(0)

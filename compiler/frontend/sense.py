@@ -18,6 +18,7 @@ from ..ir.spec import Arrays, Data, Dataset, Random, Spec, Text, Tokens
 from .callables import check_callables, check_loss
 from .data_sense import check_arguments, check_pad, check_random, check_tokens, check_whole, count
 from .document import Complaint
+from .files import is_file
 from .limits import check_limits
 from .optimizers import check_optimizer
 from .schema import alternatives, flow, schema
@@ -156,7 +157,7 @@ def check_files(spec: Spec) -> Found:
             else {f"data.files.{field}": file for field, file in files.items()}
         )
         for path, file in named.items():
-            if not (spec.folder / file).is_file():
+            if not is_file(spec.folder / file):
                 yield path, f"no file {file} in the spec's folder", "files are relative to the spec"
     elif isinstance(spec.data, Text | Tokens):
         for index, pattern in enumerate(spec.data.files):
@@ -173,7 +174,7 @@ def glob_faults(pattern: str, folder: Path) -> Iterator[tuple[str, str]]:
         found = glob.iglob(path, root_dir=folder, recursive=True)  # noqa: PTH207  # as scripts do
         if (first := next(found, None)) is None:
             yield f"no file matches {pattern!r}", "patterns are relative to the spec's folder"
-        elif (folder / first).is_dir() and not any((folder / name).is_file() for name in found):
+        elif (folder / first).is_dir() and not any(is_file(folder / name) for name in found):
             yield f"{pattern!r} is a folder", f"files: {Path(pattern) / '*'}"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import SpecError
 from ..ir.spec import Arrays, Dataset, Spec, Text, Tokens
+from .files import is_file
 
 
 def source_name(spec: Spec) -> str:
@@ -23,7 +24,7 @@ def source_name(spec: Spec) -> str:
 
 def digest(path: Path) -> str:
     """sha256 of a file; "" for what is none (an installed module)."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if is_file(path) else ""
 
 
 def data_paths(spec: Spec, folder: Path) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ def with_imports(path: Path) -> dict[str, str]:
     while queue:
         for name in imports(queue.pop()):
             beside = path.with_name(f"{name}.py")
-            if name not in texts and beside.is_file():
+            if name not in texts and is_file(beside):
                 texts[name] = beside.read_text(encoding="utf-8")
                 queue.append(texts[name])
     return {f"{name}.py": text for name, text in texts.items()}
