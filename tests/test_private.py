@@ -252,3 +252,18 @@ def test_a_torch_without_what_nothing_stands_in_for(monkeypatch):
         "from 'torch.fx.experimental.proxy_tensor'"
     )
     assert caught.value.hint == "a torch that ppc is tested with, 2.13 to 2.15"
+
+
+@pytest.mark.usefixtures("nothing_found")
+def test_graphs_are_compiled_by_a_torch_without_lazy_ones():
+    graph = torch.fx.symbolic_trace(nn.Linear(2, 2)).graph
+    with private.uncompiled():
+        assert "self" in torch.fx.GraphModule(nn.Linear(2, 2), graph).code
+
+
+def test_graphs_wait_with_their_text():
+    module = torch.fx._lazy_graph_module
+    with private.uncompiled():
+        made = module._make_graph_module(nn.Linear(2, 2), torch.fx.Graph())
+    assert isinstance(made, module._LazyGraphModule)
+    assert type(module._make_graph_module(nn.Linear(2, 2), torch.fx.Graph())) is not type(made)

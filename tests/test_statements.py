@@ -1,10 +1,14 @@
 """Ops belong to the user's statements, and know the names that these assign."""
 
+from contextlib import nullcontext
+
 import pytest
 from jobs import make_spec
 from nets import net
 
+from ppc.frontend.capture import export
 from ppc.frontend.capture.capture import capture
+from ppc.frontend.capture.stacks import Frames
 from ppc.frontend.capture.statements import Frame, forget, frames, statement, users_frame
 
 pytestmark = pytest.mark.torch
@@ -163,3 +167,18 @@ def test_an_edit_between_captures_counts(tmp_path):
     path.write_text("value = 12\n")
     forget()
     assert statement(Frame(str(path), 1)) == (1, ("value",))
+
+
+def test_the_same_by_torchs_own_stacks(tmp_path, monkeypatch):
+    """What stands in for them, to be faster, leaves nothing out that is read; and it does stand in:
+    without a stack no line is known."""
+    spec = make_spec(
+        tmp_path, net("y = self.a(x)\nreturn self.b(self.c(y))", "self.c = Block()", before=block)
+    )
+    shown = str(capture(spec))
+    patched = export.forwards_alone
+    monkeypatch.setattr(export, "forwards_alone", nullcontext)
+    assert str(capture(spec)) == shown
+    monkeypatch.setattr(export, "forwards_alone", patched)
+    monkeypatch.setattr(Frames, "summary", lambda _: None)
+    assert str(capture(spec)) != shown

@@ -1,6 +1,6 @@
 """What ops compute with: sizes, shapes, values, literals. A value prints as `f32[batch, 128]`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -135,16 +135,18 @@ def show(argument: Arg) -> str:
     return repr(argument) if isinstance(argument, literal_types) else str(argument)
 
 
-def references(argument: Arg) -> Iterator[Ref | State]:
+def references(argument: Arg) -> list[Ref | State]:
     """Every value and parameter in an argument, in order."""
-    if isinstance(argument, Ref | State):
-        yield argument
-    elif isinstance(argument, tuple):
-        for item in argument:
-            yield from references(item)
-    elif isinstance(argument, Items):
-        for _, item in argument.items:
-            yield from references(item)
+    found, waiting = [], [argument]
+    while waiting:  # a generator that calls itself takes half as long again
+        item = waiting.pop()
+        if isinstance(item, (Ref, State)):  # a union takes twice as long
+            found.append(item)
+        elif isinstance(item, tuple):
+            waiting += item[::-1]
+        elif isinstance(item, Items):
+            waiting += [value for _, value in item.items[::-1]]
+    return found
 
 
 def has_batch(argument: object) -> bool:

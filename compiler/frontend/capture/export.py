@@ -32,10 +32,11 @@ from .held import is_own
 from .hooks import refuse_freezing, refuse_hooks
 from .inner_backward import refuse_inner_backward
 from .loss_state import refuse_assigned
-from .private import node_name, regions_flat, running_call
+from .private import node_name, regions_flat, running_call, uncompiled
 from .python_state import forward_line, refuse_python_state
 from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
 from .replaced import inference_noted
+from .stacks import forwards_alone
 from .training import Training
 from .user import call_site, first_line, users_errors, users_line
 from .whole import known
@@ -102,6 +103,7 @@ def export(
         refuse_inner_backward(lambda: leaf_hint(running) if running else loss_alone),
         quiet(),
         regions_flat(),
+        lean(),
         users_errors(training.where, "the model cannot be captured"),
         plain_words(running),
         autocast(training.autocast),  # export sees operations above it: no cast is traced
@@ -135,6 +137,13 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def lean() -> Iterator[None]:
+    """Without what nobody reads of an export, the text of stacks and of graphs: a fifth of it."""
+    with forwards_alone(), uncompiled():
+        yield
 
 
 @contextmanager

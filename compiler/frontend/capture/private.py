@@ -6,15 +6,13 @@ refused here, by a message. tests/test_private.py hides the names one by one.
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils.checkpoint
 from torch import nn
-from torch.multiprocessing import reductions
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...errors import CaptureError
@@ -44,7 +42,7 @@ def find(path: str) -> Any:
     return None
 
 
-weak_reference: Any = reductions.StorageWeakRef
+weak_reference: Any = torch.multiprocessing.reductions.StorageWeakRef
 disable_modes = find("torch.utils._python_dispatch._disable_current_modes")
 flop_registry = find("torch.utils.flop_counter.flop_registry")
 own_definitions = find("torch._library.custom_ops.OPDEFS")
@@ -107,9 +105,8 @@ def masks_unread() -> AbstractContextManager[None]:
     def detect(_: object, is_causal: bool | None = None, __: object = None) -> bool:  # noqa: FBT001  # torch's
         return is_causal is True
 
-    name = "_detect_is_causal_mask"
-    there = hasattr(nn.modules.transformer, name)
-    return patched(nn.modules.transformer, **{name: detect} if there else {})
+    module, name = nn.modules.transformer, "_detect_is_causal_mask"
+    return patched(module, **{name: detect} if hasattr(module, name) else {})
 
 
 Take = Callable[[type, Callable[..., object], tuple[object, ...]], object]
@@ -160,7 +157,7 @@ def checkpoints_plain(
 ) -> AbstractContextManager[None]:
     """Call what torch.utils.checkpoint is given directly, within `around()`, by whatever name the
     user imported it: values are the same, and batch norms count a microbatch once."""
-    module = torch.utils.checkpoint
+    module = import_module("torch.utils.checkpoint")
 
     def generator(*_: object, **__: object) -> Iterator[None]:
         with around():
@@ -183,6 +180,12 @@ def checkpoints_plain(
     inner = {called: generator, "CheckpointFunction": Plain}
     known = all(hasattr(module, name) for name in inner)
     return patched(module, **inner if known else {"checkpoint": plain})  # by this name alone
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Let an export not compile the text of its graphs, of which none runs: a tenth of its time."""
+    lazy: Any = find("torch.fx._lazy_graph_module._use_lazy_graph_module")
+    return lazy(should_use=True) if lazy else nullcontext()
 
 
 @contextmanager
@@ -277,14 +280,11 @@ def arguments_checked() -> bool:
 
 def import_dynamo() -> None:
     """What optimizers import at their first step: it takes two seconds."""
-    with suppress(ImportError):
-        import_module("torch._dynamo")
+    find("torch._dynamo.config")
 
 
 class OwnOperation(NamedTuple):
-    """What torch.library.custom_op made."""
-
-    name: str  # bench::sleep
+    name: str  # bench::sleep, as torch.library.custom_op made it
     function: Callable[..., object]
     schema: FunctionSchema
     has_backward: bool
