@@ -13,6 +13,7 @@ that costs nothing. Run it on a machine that does nothing else.
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ class Case:
     forward_ms: float
     backward_ms: float
     width: int = KEPT
+    pinned: bool = False
+    """Each rank to a core."""
 
     @property
     def name(self) -> str:
@@ -54,6 +57,7 @@ class Case:
         return {
             "VIRTUAL_FORWARD_MS": str(self.forward_ms),
             "VIRTUAL_BACKWARD_MS": str(self.backward_ms),
+            "VIRTUAL_PINNED": "1" * self.pinned,
         }
 
 
@@ -238,7 +242,7 @@ def show(results: list[dict]) -> str:
 def large(server: ForkServer, folder: Path, repeats: int, steps: int, width: int) -> list[dict]:
     """2 stages x 16 microbatches, F as long as the transfer of a value just then: how fast memory
     is changes from minute to minute on a shared machine."""
-    still = Case(2, 16, "gpipe", 0.0, 0.0, width)
+    still = Case(2, 16, "gpipe", 0.0, 0.0, width, pinned=sys.platform == "linux")
     cases = [replace(still, schedule=s, width=w) for s in ("gpipe", "1f1b") for w in (KEPT, width)]
     written = {
         case.name: ours(folder / case.name.replace(" ", "-"), case, steps + SETTLING)

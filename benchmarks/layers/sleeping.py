@@ -13,6 +13,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
+if os.environ.get("VIRTUAL_PINNED"):  # a core for each rank, as threads of two may share one
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
 FORWARD_S = float(os.environ.get("VIRTUAL_FORWARD_MS", 0)) / 1e3
 BACKWARD_S = float(os.environ.get("VIRTUAL_BACKWARD_MS", 0)) / 1e3
 if sys.platform == "linux":

@@ -13,6 +13,7 @@ import net
 import torch
 import torch.distributed as dist
 
+SMALL = 1024
 IN_A_ROW = 16  # as values follow each other in a step; one alone is faster
 
 with open("settings.json") as file:
@@ -37,27 +38,31 @@ def op_times():
 
 
 def exchange(elements, rounds, in_a_row=1):
-    """Seconds of a message from rank 0 to rank 1, with a short answer after the last in a row."""
+    """Seconds of a message from rank 0 to rank 1, one receive ahead, with a short answer after the
+    last in a row. Large ones go as broadcasts, as the scripts send them."""
     taken = []
     for _ in range(rounds):
-        answer = torch.zeros(1)
+        messages = [torch.ones(elements) for _ in range(in_a_row)]  # written, as used memory is
+        answer, waiting = torch.zeros(1), []
+        dist.barrier()
+        start = time.perf_counter()
+        for message in messages:
+            if elements > SMALL:
+                work = dist.broadcast(message, 0, group=there, async_op=True)
+            elif rank == 0:
+                work = dist.isend(message, 1, group=there)
+            else:
+                work = dist.irecv(message, 0, group=there)
+            waiting.append(work)
+            if rank == 1 and len(waiting) > 1:
+                waiting.pop(0).wait()
+        for work in waiting:
+            work.wait()
         if rank == 0:
-            messages = [torch.ones(elements) for _ in range(in_a_row)]  # written, as used memory is
-            dist.barrier()
-            time.sleep(0.005)  # the receives are posted by then, as they are in the scripts
-            start = time.perf_counter()
-            sends = [dist.isend(message, 1, group=there) for message in messages]
-            for work in sends:
-                work.wait()
             dist.recv(answer, 1, group=back)
-            taken.append(time.perf_counter() - start)
         else:
-            messages = [torch.empty(elements) for _ in range(in_a_row)]
-            receives = [dist.irecv(message, 0, group=there) for message in messages]
-            dist.barrier()
-            for work in receives:
-                work.wait()
-            dist.isend(answer, 0, group=back).wait()
+            dist.send(answer, 0, group=back)
+        taken.append(time.perf_counter() - start)
     return median(taken) / in_a_row if rank == 0 else 0.0
 
 
@@ -83,10 +88,10 @@ if int(os.environ["WORLD_SIZE"]) == 1:
 else:
     dist.init_process_group("gloo")
     rank, there, back = dist.get_rank(), dist.new_group([0, 1]), dist.new_group([0, 1])
-    exchange(1024, 20)
-    small = exchange(1024, settings["rounds"])
+    exchange(SMALL, 20)
+    small = exchange(SMALL, settings["rounds"])
     found = {"latency_s": small / 2}
-    if settings["elements"] > 1024:
+    if settings["elements"] > SMALL:
         exchange(settings["elements"], 2, in_a_row=IN_A_ROW)
         large = exchange(settings["elements"], settings["rounds"], in_a_row=IN_A_ROW)
         found["transfer_s"] = large
