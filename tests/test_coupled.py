@@ -143,3 +143,15 @@ def test_two_towers_are_refused_unless_the_spec_accepts_them(tmp_path):
     )
     with pytest.raises(CaptureError, match=r"flip\.py:\d+: f32\[batch, batch\] pairs the samples"):
         capture(spec)
+
+
+def test_labels_without_the_last_dimension(tmp_path):
+    """A loss of [batch, 1] beside [batch] pairs every score with every label."""
+    code = "def build():\n    return nn.Linear(5, 1)\n"
+    fields = {"x": {"shape": [5]}, "y": {"shape": []}}
+    data = {"source": "random", "samples": 8, "fields": fields}
+    with pytest.raises(CaptureError) as raised:
+        capture(make_spec(tmp_path, code, data=data))
+    message = f"f32[batch, 1] with f32[batch], spread to f32[batch, batch], {pairs}"
+    assert raised.value.message.startswith(message)
+    assert raised.value.hint.startswith("one shape for both, as squeeze(1) or unsqueeze(1)")

@@ -538,3 +538,17 @@ def build():
         make_spec(tmp_path, code, data={"source": "random", "samples": 16, "fields": FIELDS}),
         fork_server,
     )
+
+
+def test_buffers_that_no_line_of_the_user_writes(tmp_path, fork_server):
+    """A spectral norm in an nn.Sequential reads what it has just written."""
+    code = """
+from torch.nn.utils.parametrizations import spectral_norm
+def build():
+    norms = [spectral_norm(nn.Linear(6, 6), n_power_iterations=2) for _ in range(2)]
+    return nn.Sequential(norms[0], nn.Tanh(), norms[1], nn.Tanh(), nn.Linear(6, 2))
+"""
+    prove(
+        make_spec(tmp_path, code, data={"source": "random", "samples": 16, "fields": FIELDS}),
+        fork_server,
+    )

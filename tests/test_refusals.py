@@ -321,3 +321,15 @@ def test_what_the_factory_computes_from_parameters(made, tmp_path):
     )
     assert message.startswith("forward reads w, which the factory computed from parameters, once")
     assert line == "return self.b(self.a(x) + x @ self.w)"
+
+
+@pytest.mark.parametrize("step", ["self.k.mul_(2)", "self.k[0] = 1.0", "self.k += x.mean(0)[:1]"])
+def test_plain_tensors_that_forward_writes_in_place(tmp_path, step):
+    """Torch refuses some in words of its own, and takes a write as lost by others."""
+    code = net(f"{step}\nreturn self.b(self.a(x)) * self.k", "self.k = torch.ones(1)")
+    message, line = refusal(tmp_path, code, parallel={"microbatches": 1})
+    assert message.startswith("forward writes to k, which is no buffer")
+    assert 'self.register_buffer("k", ...)' in message
+    assert line == step
+    kept = code.replace("self.k = torch.ones(1)", 'self.register_buffer("k", torch.ones(1))')
+    capture(make_spec(tmp_path, kept, parallel={"microbatches": 1}))

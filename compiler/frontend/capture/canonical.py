@@ -219,8 +219,8 @@ def fits(operand: str, dtype: str) -> bool:
 def move_buffer_updates(raw: Raw) -> list[Op]:
     """What forward assigned to a buffer is written at the very end: put it after the statement that
     assigned it, in the call of the module that owns the buffer, and after the last reader."""
-    result = [op for op in raw.ops if not is_late_update(op)]
-    for update in filter(is_late_update, raw.ops):
+    result = [op for op in raw.ops if op.name not in raw.updates]
+    for update in (op for op in raw.ops if op.name in raw.updates):
         buffer, value = update.args[0], update.args[1]
         maker = next((op for op in result if str(value) in op.outputs), update)
         inner = calls_within(maker.call, str(buffer).rpartition(".")[0], raw)
@@ -235,11 +235,6 @@ def move_buffer_updates(raw: Raw) -> list[Op]:
         moved = replace(update, call=inner[-1], statement=statement, where=maker.where)
         result.insert(max(before, default=-1) + 1, moved)
     return result
-
-
-def is_late_update(op: Op) -> bool:
-    """Whether an op is such a writing; what the user wrote has a line."""
-    return op.target == "aten.copy_.default" and isinstance(op.args[0], State) and not op.where
 
 
 def calls_around(call: CallId, raw: Raw) -> list[CallId]:

@@ -76,6 +76,7 @@ class Converter:
             for call, noted in self.traced.calls.items()
         }  # fmt: skip
         self.raw.ops = [self.leaf(op) if op.target == whole.target else op for op in self.raw.ops]
+        self.raw.updates = {str(self.names[name]) for name in self.traced.assigned.updates}
         self.refuse_assignments()
         self.raw.call_statements, self.raw.parents, self.raw.statements = (
             self.places.call_statements, self.places.parents, self.places.statements,
@@ -109,7 +110,7 @@ class Converter:
 
     def refuse_assignments(self) -> None:
         """Raises CaptureError where forward assigns a tensor that it reads and is no buffer."""
-        for fqn, name in self.traced.assigned.items():
+        for fqn, name in self.traced.assigned.tensors.items():
             if fqn in self.raw.states:
                 value = str(self.names.get(name))
                 where = (op.where for op in self.raw.ops if value in op.outputs)

@@ -34,6 +34,10 @@ shape_only = re.compile(r"aten\.(new_\w+|\w+_like)\.")
 """Operations that read no number of their first operand."""
 
 
+spread = "one shape for both, as squeeze(1) or unsqueeze(1) give it; or "
+"""What to do where two values were spread over each other by mistake."""
+
+
 @dataclass(frozen=True, slots=True)
 class Coupling:
     """The first operation that looks at several samples."""
@@ -73,8 +77,8 @@ def refuse_coupled(spec: Spec, coupling: Coupling) -> None:
     raise CaptureError(
         f"{coupling.how}, so several microbatches do not add up to their global batch",
         location(coupling.where) or spec.at("model.loss"),
-        f"parallel: {{{alone}}}; or model: {{coupled: accept}}, and the loss of each microbatch "
-        "is that of its own samples alone",
+        f"{spread if 'spread to' in coupling.how else ''}parallel: {{{alone}}}; or model: "
+        "{coupled: accept}, and the loss of each microbatch is that of its own samples alone",
     )
 
 
@@ -112,7 +116,7 @@ class Flow:
         makes = [name for name in (*op.outputs, *op.mutates) if name]
         for name in filter(None, op.outputs):
             if sum(isinstance(size, Dim) for size in self.raw.values[name].shape) > 1:
-                yield f"{self.meta(name)} pairs the samples of a microbatch with each other"
+                yield f"{self.made_of(op, name)} pairs the samples of a microbatch with each other"
         arguments = dict(zip(op.arg_names, op.args, strict=True)) | dict(op.kwargs)
         if arguments.get("scale_grad_by_freq") is True:
             yield "scale_grad_by_freq divides a gradient by how often the microbatch has its row"
@@ -123,6 +127,15 @@ class Flow:
         if batched and self.of_all.intersection(reads):
             yield f"{op.target} uses for each sample what was made of all samples of a microbatch"
         self.follow(op, reads, makes, batched=batched)
+
+    def made_of(self, op: Op, name: str) -> str:
+        """A value that pairs samples; of which two it was made, where they were spread over each
+        other: one forgets that labels are [batch] and scores [batch, 1]."""
+        metas = [self.meta(ref.name) for ref in op.operands if isinstance(ref, Ref)]
+        shapes = {str(meta): len(meta.shape) for meta in metas if meta and has_batch(meta.shape)}
+        if len(metas) == 2 and len(set(shapes.values())) == 2:  # spread, no product
+            return f"{' with '.join(shapes)}, spread to {self.meta(name)},"
+        return str(self.meta(name))
 
     def follow(self, op: Op, reads: Sequence[str], makes: Sequence[str], *, batched: bool) -> None:
         """Note what an op makes."""

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import nn
@@ -23,9 +22,10 @@ from torch.nn.utils.rnn import PackedSequence
 from ...errors import CaptureError, PpcError
 from ...ir.graph import Arg, CallId, Items, Ref, TensorMeta
 from .arguments import to_arg
+from .attributes import Assigned, note_assignments, refuse_written_attributes
 from .autocast import autocast
 from .blame import blaming_fields
-from .build import Built, plain_tensors
+from .build import Built
 from .checkpoints import Regions, noting_checkpoints
 from .functions import Application, keeping_functions
 from .held import is_own
@@ -33,7 +33,7 @@ from .hooks import refuse_freezing, refuse_hooks
 from .inner_backward import refuse_inner_backward
 from .loss_state import refuse_assigned
 from .private import node_name, regions_flat, running_call, uncompiled
-from .python_state import forward_line, refuse_python_state
+from .python_state import refuse_python_state
 from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
 from .replaced import inference_noted
 from .stacks import forwards_alone
@@ -59,8 +59,7 @@ class Traced:
 
     program: torch.export.ExportedProgram
     calls: Mapping[CallId, RawCall]
-    assigned: Mapping[str, str]
-    """Plain tensor that forward assigns -> the traced node that it becomes."""
+    assigned: Assigned
     checkpoints: Regions
     keys: Mapping[CallId, CallId]
     """A call as nodes have it, by any path of its module -> its key in `calls`."""
@@ -77,24 +76,16 @@ def export(
     inputs = make_inputs(training, built, fields, batch)
     calls: dict[CallId, RawCall] = {}
     keys: dict[CallId, CallId] = {}
-    assigned: dict[str, str] = {}
+    assigned = Assigned()
     running: list[str] = []
-
-    def again(watch: AbstractContextManager[object] | None = None) -> None:
-        with (
-            users_errors(training.where, "the model fails when it runs again"),
-            quiet(),
-            built.mode,
-            watch or nullcontext(),
-        ):
-            training.run(*inputs)
-
+    again = runs_again(training, built, inputs)
     with (
         blaming_fields(known.spec, dict(zip(training.binding.fields, inputs, strict=True)), again),
         refuse_python_state(training, again),
         noting_checkpoints(training) as regions,
         note_calls(training.model, calls, keys, running),
         note_assignments(training.model, assigned),
+        refuse_written_attributes(training, again),
         refuse_hooks(training.model),
         refuse_assigned(training.loss),
         refuse_freezing(training.model),
@@ -110,6 +101,23 @@ def export(
     ):
         program = torch.export.export(training, inputs, strict=False)
     return Traced(program, calls, assigned, regions, keys, functions, training.autocast)
+
+
+def runs_again(
+    training: Training, built: Built, inputs: Sequence[torch.Tensor]
+) -> Callable[..., None]:
+    """Runs forward and the loss once more, without a trace, within what it is given."""
+
+    def again(watch: AbstractContextManager[object] | None = None) -> None:
+        with (
+            users_errors(training.where, "the model fails when it runs again"),
+            quiet(),
+            built.mode,
+            watch or nullcontext(),
+        ):
+            training.run(*inputs)
+
+    return again
 
 
 def make_inputs(
@@ -188,50 +196,6 @@ def note_calls(
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def note_assignments(model: nn.Module, assigned: dict[str, str]) -> Iterator[None]:
-    """Write what forward assigns to a buffer into the buffer, at the end: torch would forget it.
-    Note which plain tensors it assigns, and what."""
-    held: dict[str, torch.Tensor] = {}
-
-    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        return chain(model.named_parameters(), model.named_buffers(), plain_tensors(model))
-
-    def before(*_: object) -> None:
-        held.update(tensors())
-
-    def after(*_: object) -> None:
-        buffers = dict(model.named_buffers())
-        for name, value in tensors():
-            if name not in held or value is held[name]:
-                continue
-            if name in buffers:
-                if (value.shape, value.dtype) != (held[name].shape, held[name].dtype):
-                    owner = model.get_submodule(name.rpartition(".")[0])
-                    raise CaptureError(
-                        f"forward gives the buffer {name} another shape or dtype, "
-                        f"{show(value)} instead of {show(held[name])}",
-                        forward_line(owner),
-                        f"self.{name.rpartition('.')[2]}.copy_(...) keeps both; "
-                        "a value of this call alone needs no buffer",
-                    )
-                with torch.no_grad() if value.requires_grad else nullcontext():
-                    held[name].copy_(value)
-            elif node := node_name(value):
-                assigned[name] = node
-
-    handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def show(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"
 
 
 def may_be_leaf(module: nn.Module) -> bool:

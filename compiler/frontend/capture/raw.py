@@ -23,6 +23,8 @@ class Raw:
     """Tensors of forward that the model does not hold, by the name that State gives them."""
     recipes: dict[str, Recipe] = field(default_factory=dict)
     """How the factory made some of these."""
+    updates: set[str] = field(default_factory=set)
+    """Ops that write to buffers, at the end, what forward assigned to them."""
     output: Arg = None
     calls: dict[CallId, RawCall] = field(default_factory=dict)
     call_statements: dict[CallId, int] = field(default_factory=dict)

@@ -24,7 +24,7 @@ from .remedies import other_ways
 library_folders = (
     *(
         str(Path(spec.origin).parent)
-        for name in ("torch", "ppc")
+        for name in ("torch", "ppc", "typer")  # who runs ppc is no user either
         if (spec := importlib.util.find_spec(name)) and spec.origin
     ),
     str(Path(__file__).parents[2]),
