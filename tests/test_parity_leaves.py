@@ -1,6 +1,7 @@
 """Workloads whose layers no trace shows, on stages and replicas, against the user's own model."""
 
 import functools
+import re
 
 import pytest
 import torch
@@ -52,6 +53,17 @@ def test_forces_are_not_cut(tmp_path):
     spec = vary(tmp_path, "atoms", parallel={"pipeline": 2, "data": 1, "microbatches": 2})
     with pytest.raises(PlanError, match="the whole model is a leaf, and a leaf is never cut: 2"):
         lower(spec, tmp_path)
+
+
+def test_forces_are_not_compiled(tmp_path):
+    """Torch would say so in the first backward alone."""
+    compiled = {"global_batch": 8, "compile": True}
+    spec = vary(tmp_path, "atoms", train=compiled, parallel={"pipeline": 1, "data": 2})
+    with pytest.raises(CaptureError) as raised:
+        lower(spec, tmp_path)
+    message = r".*goes back by torch\.autograd \(.*atoms\.py:\d+\), and torch\.compile does not .*"
+    assert re.fullmatch(message, raised.value.message)
+    assert (raised.value.where, raised.value.hint) == (spec.at("train.compile"), "compile: false")
 
 
 def test_forces_have_right_gradients():

@@ -1,12 +1,13 @@
-"""Refuses a backward inside forward (forces, penalties on gradients), which no trace follows."""
+"""A backward inside forward (forces, penalties on gradients) is for leaves: no trace follows it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
+from .patched import patched
 from .user import call_site
 
 
@@ -21,9 +22,22 @@ def refuse_inner_backward(remedy: Callable[[], str]) -> Iterator[None]:
             remedy() or "a module of its own for it, and model: {leaf: [its path]}",
         )
 
-    originals = torch.autograd.grad, torch.autograd.backward
-    torch.autograd.grad = torch.autograd.backward = refuse
-    try:
+    with patched(torch.autograd, grad=refuse, backward=refuse):
         yield
-    finally:
-        torch.autograd.grad, torch.autograd.backward = originals
+
+
+@contextmanager
+def backward_noted() -> Iterator[list[Location | None]]:
+    """The user's lines that go back."""
+    found: list[Location | None] = []
+
+    def noting(own: Callable[..., Any]) -> Callable[..., Any]:
+        def note(*args: object, **kwargs: object) -> Any:
+            found.append(call_site())
+            return own(*args, **kwargs)
+
+        return note
+
+    own = {name: noting(getattr(torch.autograd, name)) for name in ("grad", "backward")}
+    with patched(torch.autograd, **own):
+        yield found

@@ -19,6 +19,7 @@ from ..samples import read_samples
 from .build import Built, build_model, seeded
 from .fields import bind, read_fields
 from .held import read, reader
+from .inner_backward import backward_noted
 from .leaves import called
 from .measure import FlopCounter
 from .private import storage_address, version_of
@@ -153,8 +154,12 @@ def look(
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with Counter() as counter, hooks:
+    with Counter() as counter, hooks, backward_noted() as going_back:
         result = own(*args, **kwargs)
+    if going_back and known.spec and known.spec.train.compile:
+        what = f"{called(path)} goes back by torch.autograd ({going_back[0]})"
+        message = f"{what}, and torch.compile does not differentiate twice"
+        raise CaptureError(message, known.spec.at("train.compile"), "compile: false")
     refuse_objects(path, result, "returns", numbers=False)
     same = [a is b for a, b in zip(state, state_of(module), strict=True)]
     if not all(same) or [version_of(t) for t in (*given, *state)] != before:
