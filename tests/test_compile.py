@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from jobs import failed, make_spec, plant
+from jobs import failed, make_spec, plant, vary
 
 from ppc.emit.write import write
 from ppc.pipeline import compile
@@ -71,6 +71,15 @@ def test_stages(tmp_path, fork_server):
     microbatches of other sizes."""
     spec = job(tmp_path, blocks=12, stages=2, samples=11)
     found = verify(spec.path, steps=4, timeout_s=300, fork_server=fork_server)
+    assert found.ok, str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["spiking", "series"])
+def test_autograd_functions_and_leaves(tmp_path, fork_server, name):
+    """What stays whole is the user's own code, which torch.compile takes as it takes a model's."""
+    spec = vary(tmp_path, name, train={"compile": True, "global_batch": 8, "precision": "fp64"})
+    found = verify(spec.path, steps=2, timeout_s=300, fork_server=fork_server)
     assert found.ok, str(found)
 
 
