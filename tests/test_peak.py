@@ -88,3 +88,10 @@ def test_of_replicas_each_counts_so(tmp_path, fork_server, recompute):
     spec = make_spec(tmp_path, "gpt_tied", recompute, "1f1b", replicas=2)
     expected = [peak for peak in compiled(spec, tmp_path / "out") for _ in range(2)]
     assert counted(tmp_path, fork_server, 6) == expected
+
+
+def test_whole_fields_count_once(tmp_path, fork_server):
+    """A graph's, of which every microbatch takes all."""
+    spec = vary(tmp_path, "gcn", {"dropout": 0.0}, train={"steps": 2})
+    expected = compiled(spec, tmp_path / "out")
+    assert counted(tmp_path, fork_server, 2) == expected

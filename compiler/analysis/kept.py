@@ -7,9 +7,9 @@ from .dataflow import layer_of_op, metas, recomputable
 from .reach import Bytes, Reach, entering
 
 
-def measure_kept(graph: Graph, samples: int) -> tuple[Bytes, Bytes]:
-    """By [first layer, layer after the last]: what autograd keeps of one microbatch, and of the
-    fields by sample.
+def measure_kept(graph: Graph, samples: int) -> tuple[Bytes, Bytes, Bytes]:
+    """By [first layer, layer after the last]: what autograd keeps of one microbatch, of the fields
+    by sample, and of those that every microbatch takes whole.
 
     Ops say what they keep first. A value that is kept where it was not made was received, unless
     each stage computes it for itself.
@@ -21,12 +21,13 @@ def measure_kept(graph: Graph, samples: int) -> tuple[Bytes, Bytes]:
     for op, at in zip(graph.ops, where, strict=True):
         for name in op.keeps:
             keepers.setdefault(name, []).append(at)
-    counted, kept, received, of_fields = [], [], [], []
+    counted, kept, received, of_fields, whole = [], [], [], [], []
     for name, layers in keepers.items():
         found, amount = tuple(dict.fromkeys(layers)), known[name].bytes
         counted.append(Reach(-1, found[:1], amount.at(samples)))
         if name in fields:
             of_fields.append(Reach(-1, found, amount.per_sample))
+            whole.append(Reach(-1, found, amount.fixed))
             continue
         kept.append(Reach(-1, found, amount.at(samples)))
         if name not in free:
@@ -34,7 +35,7 @@ def measure_kept(graph: Graph, samples: int) -> tuple[Bytes, Bytes]:
             received.append(Reach(maker[name], later, amount.at(samples)))
     saved = sums([layer.activation_bytes.at(samples) for layer in graph.layers])
     saved += entering(size, kept) - entering(size, counted) - entering(size, received)
-    return saved, entering(size, of_fields)
+    return saved, entering(size, of_fields), entering(size, whole)
 
 
 def again_above(graph: Graph, samples: int, saved: Bytes) -> Bytes:

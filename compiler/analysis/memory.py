@@ -6,9 +6,10 @@ The peak is in the steady state, when most microbatches are between their forwar
   optimizer    what its class keeps of the trainable ones: AdamW two moments, Adafactor means
                of rows and columns
   activations  what autograd keeps, by live microbatch, or of one where the stage runs again before
-               its backward; fields of the data, of which microbatches are views, by batch; what
-               was received is among the buffers. What a call that runs again has above that; the
-               largest gradient inside a backward, of a value or of a parameter before it is added
+               its backward; fields of the data, of which microbatches are views, by batch, and
+               those that are whole, once; what was received is among the buffers. What a call that
+               runs again has above that; the largest gradient inside a backward, of a value or of
+               a parameter before it is added
   buffers      the messages: by live microbatch what was received and what was sent, for both are
                kept until their gradients are done; on each edge the receives posted ahead; of
                gradients one in use and as many ahead or under way. On GPUs NCCL's own, for each
@@ -67,6 +68,8 @@ class Footprint:
     """By one microbatch."""
     fields: Bytes
     """By all microbatches of a sample of each: of the fields of the data that are kept."""
+    whole: Bytes
+    """Of the fields that all microbatches take whole, and that are kept."""
     again: Bytes
     """By the largest call that runs again in a backward, while it does, above all that is kept."""
     largest: Bytes
@@ -164,6 +167,7 @@ def kept_bytes(
 ) -> Bytes:
     """What autograd keeps of so many microbatches, at the most."""
     fields: Bytes = -(-spec.train.global_batch // spec.parallel.data) * footprint.fields[run]
+    fields += footprint.whole[run]
     kept: Bytes = microbatches * footprint.saved[run] + footprint.again[run] + fields
     return kept
 
@@ -200,7 +204,7 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
     flowing = ((f.meta, parts.reach(f.layer, f.readers, f.meta.bytes.at(samples))) for f in moving)
     values = [(meta, reach) for meta, reach in flowing if reach.readers]
     trained = [(meta, reach) for meta, reach in states if meta.requires_grad]
-    saved, fields = measure_kept(graph, samples)
+    saved, fields, whole = measure_kept(graph, samples)
     edges = np.ix_(*[[*starts, len(graph.layers)]] * 2)
     activations = [reach for _, reach in values]
     gradients = [reach for meta, reach in values if meta.requires_grad]
@@ -211,6 +215,7 @@ def measure_runs(graph: Graph, samples: int, starts: Sequence[int] | None = None
         factored=entering(size, [replace(r, size=factored_bytes(m)) for m, r in trained]),
         saved=saved[edges],
         fields=fields[edges],
+        whole=whole[edges],
         again=again_above(graph, samples, saved)[edges],
         largest=largest(parts.split(largest_gradients(graph, samples), max)),
         received=entering(size, activations),
