@@ -2,6 +2,7 @@
 user's model does not."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -352,3 +353,55 @@ of_precision = {
 @pytest.mark.parametrize("name", of_precision)
 def test_a_graph_that_is_another_in_float64(name, tmp_path, fork_server):
     prove(make_spec(tmp_path, net(of_precision[name])), fork_server, exact=True)
+
+
+first_calls = {
+    "a copy of a weight": (
+        "self.start = None",
+        (
+            "if self.start is None:\n    self.start = self.a.weight.detach().clone()\n"
+            "x = x + (self.a.weight - self.start).square().sum()"
+        ),
+        "self.start = self.a.weight.detach().clone()",
+    ),
+    "a flag": (
+        'self.ready = False\nself.register_buffer("k", torch.zeros(8, 5))',
+        (
+            "if not self.ready:\n    self.k.copy_(self.a.weight.detach())\n    self.ready = True\n"
+            "x = x + self.k.sum()"
+        ),
+        "self.ready = True",
+    ),
+    "an attribute that comes to be": (
+        "",
+        (
+            'if not hasattr(self, "start"):\n    self.start = self.a.weight.detach().clone()\n'
+            "x = x + self.start.sum()"
+        ),
+        "def forward(self, x):",
+    ),
+    "a list": (
+        "self.seen = []",
+        (
+            "if not self.seen:\n    self.seen.append(self.a.weight.detach().clone())\n"
+            "x = x + self.seen[0].sum()"
+        ),
+        "self.seen.append(self.a.weight.detach().clone())",
+    ),
+}
+
+
+@pytest.mark.parametrize(("init", "step", "line"), first_calls.values(), ids=first_calls)
+def test_what_the_first_call_alone_does(init, step, line, tmp_path):
+    """A trace has the first call; in a script every step would do as that."""
+    code = net(f"{step}\nreturn self.b(self.a(x))", init)
+    with pytest.raises(CaptureError, match=r"from its first call on, and computes") as raised:
+        compile(make_spec(tmp_path, code))
+    error = raised.value
+    text = Path(error.where.file).read_text().splitlines()[error.where.line - 1]
+    assert text.strip() == line
+
+
+def test_a_table_of_the_first_call_is_as_good_in_later_ones(tmp_path):
+    step = "if self.k is None:\n    self.k = torch.arange(5.0).cos()\nx = x + self.k"
+    assert compile(make_spec(tmp_path, net(f"{step}\nreturn self.b(self.a(x))", "self.k = None")))

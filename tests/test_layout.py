@@ -107,6 +107,14 @@ def test_a_tuple_among_targets_has_its_own_lines():
     assert format_text(text) == text
 
 
+def test_a_target_may_have_a_key():
+    """Of a module that holds a part of another's layers, by names as long as ALBERT's."""
+    text = f'self.layers["0"].{"name_of_a_projection_" * 4}layer = nn.Linear(32, 32)'
+    lines = list(wrap(text, 8))
+    assert ast.dump(ast.parse("\n".join(lines).strip())) == ast.dump(ast.parse(text))
+    assert lines[0].endswith(" = (")
+
+
 @quick
 @given(statements)
 def test_wrapping_changes_no_meaning(statement):

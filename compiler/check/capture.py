@@ -37,6 +37,8 @@ from .outcome import (
 )
 from .real import blaming, microbatch, read_state, really, run_model
 
+STEP = 1e-2
+"""What a weight is moved by: far more than tolerances, and little beside most weights."""
 Compare = Callable[[Spec, Graph, Sequence[int]], Iterator[Fault]]
 
 
@@ -88,7 +90,8 @@ def compare_pairs(compare: Compare, spec: Spec, graph: Graph, sizes: Sequence[in
 
 def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[Fault]:
     """What differs on real data, with the weights that the factory makes, in one microbatch after
-    the other: what forward keeps counts.
+    the other and a step of training between them: what forward keeps counts, and what it did at
+    its first call alone.
 
     Both draw from one state of the generator.
     """
@@ -109,6 +112,18 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
         state |= {n: t.requires_grad_(state[n].requires_grad) for n, t in found.kept.items()}
         for difference in differences(found, expected, tolerance_of(spec.train.precision)):
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
+        train(training, state, expected.gradients)
+
+
+def train(training: Training, state: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    """Take a step of sign descent with the model's weights and with the graph's: what forward made
+    of them before, and kept, is of other weights then."""
+    weights = dict(state_tensors(training.model))
+    with torch.no_grad():
+        for name, gradient in gradients.items():
+            step = STEP * gradient.to_dense().sign()
+            for weight in (weights[name], state[name]):
+                weight.sub_(step)
 
 
 def nth(number: int, sizes: Sequence[int]) -> str:

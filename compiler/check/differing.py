@@ -1,9 +1,7 @@
 """Where a graph and the user's model part: a fault of the compiler's, or of a model that computes
 something else for some number of samples."""
 
-import inspect
 import re
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +19,7 @@ from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import TorchDispatchMode
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.trees import tree_leaves
-from ..frontend.capture.user import is_users, location, model_folder, place
+from ..frontend.capture.user import location, model_folder, place, running_lines
 from ..ir.graph import Graph, Op, State
 from ..ir.spec import Spec
 from .outcome import copy_state, run_ops
@@ -99,8 +97,7 @@ def run_both(
 
 def forward_site() -> Location | None:
     """The line of the user's forward that is running, or of the loss: where ops have theirs."""
-    stack = traceback.walk_stack(inspect.currentframe())  # innermost first
-    lines = [(f.f_code, line) for f, line in stack if is_users(f.f_code.co_filename)]
+    lines = running_lines()
     inner = (found for found in lines if found[0].co_name == "forward")
     code, line = next(inner, lines[0] if lines else (None, 0))
     return place(code.co_filename, line) if code else None

@@ -10,6 +10,7 @@ from ..ir.graph import Graph, Op
 from ..ir.plan import Plan
 from ..ir.spec import Spec
 from .differing import differing_line, differing_op
+from .keeping import kept_once
 from .outcome import is_comparable
 from .real import microbatch, read_state, really
 
@@ -60,6 +61,10 @@ def not_the_model(spec: Spec, graph: Graph, fault: Fault) -> CaptureError:
     found = None
     if is_comparable(graph, fault.size):
         training = really(spec)
+        if kept_question in fault.what and (
+            error := kept_once(training, microbatch(spec, training, fault.size))
+        ):
+            return error
         inputs, state = microbatch(spec, training, fault.size), read_state(graph, training.model)
         found = differing_line(graph, training, state, inputs, fault.what, spec.folder)
     where, path = location(fault.where, spec.folder), ""
@@ -67,7 +72,8 @@ def not_the_model(spec: Spec, graph: Graph, fault: Fault) -> CaptureError:
         where, path = location(found.where, spec.folder), found.call[0]
     elif found:
         where = found
-    way_out = f"keep the module whole: model: {{leaf: [{path}]}}; " * bool(path)
+    way_out = f"keep the module whole: model: {{leaf: [{path}]}}; "
+    way_out *= bool(path) and path not in spec.model.leaf
     message = f"the captured graph is not the model: {fault.what}"
     hint = kept_remedy if kept_question in fault.what else way_out + report
     return CaptureError(message, where or spec.at("model.factory"), hint)

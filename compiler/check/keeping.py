@@ -1,4 +1,5 @@
-"""refuse_keeping: what stays whole in the graph keeps no count of its calls in Python."""
+"""What a model keeps in Python from call to call, found by running it really: refuse_keeping is of
+what stays whole in the graph, kept_once of what forward keeps from its first call on."""
 
 from collections.abc import Sequence
 
@@ -7,7 +8,13 @@ from torch import Tensor
 
 from ..errors import CaptureError
 from ..frontend.capture.held import read, reader
-from ..frontend.capture.python_state import changed_again, changing_line, counted
+from ..frontend.capture.python_state import (
+    changed_again,
+    changing_line,
+    counted,
+    forward_line,
+    roots_of,
+)
 from ..frontend.capture.registered import find_operation
 from ..frontend.capture.replay import classes
 from ..frontend.capture.restored import restored
@@ -40,3 +47,31 @@ def refuse_keeping(graph: Graph, training: Training, inputs: Sequence[Tensor]) -
                 changing_line(run, reader(roots, key)),
                 f"an argument of {who}: {counted(key[1])} in a module, handed to it",
             )
+
+
+def kept_once(training: Training, inputs: Sequence[Tensor]) -> CaptureError | None:
+    """What the first call puts into an attribute and later ones find there, as a complaint at the
+    line that does it; None where none is found."""
+    roots = roots_of(training)
+
+    def run() -> None:
+        training.run(*inputs)
+
+    with torch.random.fork_rng(devices=[]):
+        with restored(roots):
+            before = read(roots)
+            run()
+            after = read(roots)
+        changed = [key for key, value in after.items() if before.get(key) != value]
+        if not changed:
+            return None
+        owner, name = changed[0]
+        with restored(roots):
+            where = changing_line(run, reader(roots, changed[0]))
+    modules = {path or type(m).__name__: m for path, m in training.model.named_modules()}
+    return CaptureError(
+        f"forward keeps {name} of {owner} from its first call on, and computes something else in "
+        "later ones: the script would do in every step what the first call does",
+        where or forward_line(modules.get(owner, training.model)),
+        "a buffer that __init__ sets: self.register_buffer(...)",
+    )

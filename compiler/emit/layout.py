@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 width = 100
 token = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|.', re.DOTALL)
-target = re.compile(r"return |if |elif |for [^()]+? in |(?:[^=\"']|\([^=\"']*\))+? = ")
+target = re.compile(
+    r"return |if |elif |for [^()]+? in |"
+    r"(?:[^=\"']|\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\([^=\"']*\))+? = "
+)
 item_head = re.compile(r"\w+=(?!=)|lambda \w+: |[^:{[]+?: ")
 clauses = re.compile(r" (?=for |if )")
 operators = (

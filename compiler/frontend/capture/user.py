@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 import torch
 
@@ -21,13 +21,14 @@ from .private import watch_functions
 from .registered import is_current, note_registering, refuse_registering
 from .remedies import other_ways
 
+own_folder = str(Path(__file__).parents[2])
 library_folders = (
     *(
         str(Path(spec.origin).parent)
-        for name in ("torch", "ppc", "typer")  # who runs ppc is no user either
+        for name in ("torch", "ppc")
         if (spec := importlib.util.find_spec(name)) and spec.origin
     ),
-    str(Path(__file__).parents[2]),
+    own_folder,
     str(Path(traceback.__file__).parent),
 )
 
@@ -237,9 +238,15 @@ def is_users(filename: str) -> bool:
     return not filename.startswith(library_folders)
 
 
+def running_lines() -> list[tuple[CodeType, int]]:
+    """The user's code that is running now, and its lines, innermost first: what ppc runs, not what
+    runs ppc."""
+    stack = traceback.walk_stack(inspect.currentframe())
+    lines = [(frame.f_code, line) for frame, line in stack]
+    own = [at for at, (code, _) in enumerate(lines) if code.co_filename.startswith(own_folder)]
+    return [found for found in lines[: own[-1]] if is_users(found[0].co_filename)]
+
+
 def call_site() -> Location | None:
     """The user's line that is running now."""
-    for frame, line in traceback.walk_stack(inspect.currentframe()):  # innermost first
-        if is_users(frame.f_code.co_filename):
-            return place(frame.f_code.co_filename, line)
-    return None
+    return next((place(code.co_filename, line) for code, line in running_lines()), None)
