@@ -405,3 +405,13 @@ def test_what_the_first_call_alone_does(init, step, line, tmp_path):
 def test_a_table_of_the_first_call_is_as_good_in_later_ones(tmp_path):
     step = "if self.k is None:\n    self.k = torch.arange(5.0).cos()\nx = x + self.k"
     assert compile(make_spec(tmp_path, net(f"{step}\nreturn self.b(self.a(x))", "self.k = None")))
+
+
+def test_an_error_of_the_trace_that_forward_catches(tmp_path):
+    """It takes the way out that no run takes."""
+    step = "try:\n    k = float(x.mean())\nexcept Exception:\n    k = 1.0\nx = x * k"
+    with pytest.raises(CaptureError, match="hangs on the values of its data") as raised:
+        compile(make_spec(tmp_path, net(f"{step}\nreturn self.b(self.a(x))")))
+    where = raised.value.where
+    line = Path(where.file).read_text().splitlines()[where.line - 1]
+    assert line.strip() == "k = float(x.mean())"

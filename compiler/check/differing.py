@@ -12,11 +12,14 @@ from torch import Tensor
 
 from ..errors import CaptureError, Location
 from ..frontend.capture.batch import Generaliser
+from ..frontend.capture.blame import Failing
 from ..frontend.capture.build import build_fake
 from ..frontend.capture.capture import trace
 from ..frontend.capture.coupled import at_loss
+from ..frontend.capture.export import make_inputs
 from ..frontend.capture.fields import bind, read_fields
 from ..frontend.capture.private import TorchDispatchMode
+from ..frontend.capture.remedies import needs_values
 from ..frontend.capture.training import Training, make_training
 from ..frontend.capture.trees import tree_leaves
 from ..frontend.capture.user import location, model_folder, place, running_lines
@@ -39,6 +42,16 @@ def differing_op(spec: Spec, size: int, usual: int) -> CaptureError | None:
     except CaptureError as error:
         return at_loss(spec, error)
     return None
+
+
+def caught_failure(spec: Spec, size: int) -> CaptureError | None:
+    """The complaint about a forward that needs values, and catches the error that says so."""
+    built, fields = build_fake(spec), read_fields(spec)
+    training = make_training(spec, built.model, bind(spec, built.model, fields))
+    inputs = make_inputs(training, built, fields, size)
+    with built.mode, Failing() as seen, suppress(Exception):  # type: ignore[no-untyped-call]
+        training.run(*inputs)
+    return needs_values(seen.where, ()) if seen.name else None
 
 
 class Noting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own

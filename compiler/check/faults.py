@@ -9,7 +9,7 @@ from ..frontend.capture.user import location
 from ..ir.graph import Graph, Op
 from ..ir.plan import Plan
 from ..ir.spec import Spec
-from .differing import differing_line, differing_op
+from .differing import caught_failure, differing_line, differing_op
 from .keeping import kept_once
 from .outcome import is_comparable
 from .real import microbatch, read_state, really
@@ -54,6 +54,8 @@ def depends_on_size(spec: Spec, plan: Plan, usual: int, fault: Fault) -> Capture
 def not_the_model(spec: Spec, graph: Graph, fault: Fault) -> CaptureError:
     """The complaint about a graph that is not the model, at the user's line if it is found: a
     branch on the number of samples is taken for those that a trace has, which are others."""
+    if error := caught_failure(spec, fault.size):
+        return error
     traced = batch_sizes(read_fields(spec))
     usual = next(size for size in traced if size != fault.size)
     if error := differing_op(spec, fault.size, usual):

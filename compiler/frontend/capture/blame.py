@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import CaptureError
+from ...errors import CaptureError, Location
 from ...ir.spec import Random, Spec
 from .arguments import dtype_name
 from .private import TorchDispatchMode, is_fake, storage_address
 from .remedies import is_data_dependent
 from .trees import tree_leaves
+from .user import call_site
 
 bounded: Mapping[str, Callable[..., tuple[int, str]]] = {
     "aten::embedding": lambda table, *_: (table.shape[0], "rows of the embedding"),
@@ -35,13 +36,14 @@ class Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     name = ""
     arguments: tuple[Any, ...] = ()
+    where: Location | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return func(*args, **(kwargs or {}))
         except Exception:
             if not self.name:
-                self.name, self.arguments = func.name(), args
+                self.name, self.arguments, self.where = func.name(), args, call_site()
             raise
 
 
