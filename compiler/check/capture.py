@@ -121,7 +121,7 @@ def train(training: Training, state: Mapping[str, Tensor], gradients: Mapping[st
     weights = dict(state_tensors(training.model))
     with torch.no_grad():
         for name, gradient in gradients.items():
-            step = STEP * gradient.to_dense().sign()
+            step = STEP * gradient.to_dense().sgn()  # of complex ones, too
             for weight in (weights[name], state[name]):
                 weight.sub_(step)
 
