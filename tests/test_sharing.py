@@ -32,6 +32,15 @@ def test_trained_tensors(init, names, hint, tmp_path):
     assert raised.value.hint.startswith(hint)
 
 
+def test_elements_of_lists_are_spelled_as_python_has_them(tmp_path):
+    init = "self.s = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])\n"
+    init += "self.s[1].weight.data = self.s[0].weight.data"
+    code = net("return self.b(self.s[1](self.s[0](self.a(x))))", init)
+    with pytest.raises(CaptureError) as raised:
+        capture(make_spec(tmp_path, code))
+    assert raised.value.hint.startswith("self.s[1].weight = self.s[0].weight makes them one")
+
+
 def test_where_the_factory_cannot_be_recorded(tmp_path):
     init = "torch.ones(1).numpy()\nself.c.weight.data = self.d.weight.data"
     with pytest.raises(CaptureError, match=r"^\S*: c.weight and d.weight are different"):

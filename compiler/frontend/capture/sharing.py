@@ -1,6 +1,7 @@
 """Different tensors of a model in one memory: a step on one of them changes the others, which no
 script repeats, since it has each of them for itself."""
 
+import re
 from collections.abc import Iterable
 from itertools import combinations
 
@@ -58,5 +59,10 @@ def remedy(first: Parameter, second: Parameter) -> str:
     """How to say what is meant: one tensor, or two."""
     apart = ".clone() in the factory makes them two"
     if is_trained(first) and second.buffer:
-        return f"forward can compute it from self.{first.fqn}; {apart}"
-    return f"self.{second.fqn} = self.{first.fqn} makes them one; {apart}"
+        return f"forward can compute it from {spelled(first.fqn)}; {apart}"
+    return f"{spelled(second.fqn)} = {spelled(first.fqn)} makes them one; {apart}"
+
+
+def spelled(fqn: str) -> str:
+    """`self.layers[2].weight` for `layers.2.weight`."""
+    return re.sub(r"\.(\d+)(?=\.)", r"[\1]", f"self.{fqn}")
