@@ -53,7 +53,9 @@ FAULTS = {
         ("gradient", 0),
     ),
     "gradients summed before the last backward": (
-        [(rank, "last=mb == MICROBATCHES - 1", "last=mb == 0") for rank in FIRST],
+        [(rank, "last=mb == MICROBATCHES - 1", "last=mb == 0") for rank in FIRST]
+        + [(rank, "dist.all_reduce, *args))",  # else what comes later may be summed by good luck
+            "dist.all_reduce, *args))\n        self.works[-1].wait()") for rank in FIRST],
         ("gradient", 0),
     ),
     "a loss that is not divided by the number of replicas": (

@@ -109,7 +109,9 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
                 expected = run_model(graph, training, [tensor.clone() for tensor in inputs])
             torch.manual_seed(0)
             found = run_graph(graph, state, inputs)
-        state |= {n: t.requires_grad_(state[n].requires_grad) for n, t in found.kept.items()}
+        state |= {
+            n: t.clone().requires_grad_(state[n].requires_grad) for n, t in found.kept.items()
+        }
         for difference in differences(found, expected, tolerance_of(spec.train.precision)):
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
         train(training, state, expected.gradients)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..analysis.dataflow import storages
 from ..frontend.capture.replay import run_op
 from ..ir.graph import Graph, Op, Ref, State, TensorMeta
 
@@ -44,13 +45,11 @@ def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def kept(graph: Graph) -> set[str]:
-    """What a microbatch may leave changed: buffers, and parameters that forward writes."""
-    written = {name for op in graph.ops for name in op.mutates}
-    return {
-        fqn
-        for fqn, p in graph.parameters.items()
-        if p.buffer or not written.isdisjoint((fqn, *p.aliases))
-    }
+    """What a microbatch may leave changed: buffers, and parameters that forward writes, be it by
+    what shows them."""
+    memory = storages(graph)
+    written = {memory[name] for op in graph.ops for name in op.mutates}
+    return {fqn for fqn, p in graph.parameters.items() if p.buffer or memory[fqn] in written}
 
 
 def run_graph(
