@@ -64,7 +64,7 @@ def not_the_model(spec: Spec, graph: Graph, fault: Fault) -> CaptureError:
     if is_comparable(graph, fault.size):
         training = really(spec)
         if kept_question in fault.what and (
-            error := kept_once(training, microbatch(spec, training, fault.size))
+            error := kept_once(training, microbatch(spec, training, fault.size), kept_remedy)
         ):
             return error
         inputs, state = microbatch(spec, training, fault.size), read_state(graph, training.model)

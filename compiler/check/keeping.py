@@ -49,7 +49,7 @@ def refuse_keeping(graph: Graph, training: Training, inputs: Sequence[Tensor]) -
             )
 
 
-def kept_once(training: Training, inputs: Sequence[Tensor]) -> CaptureError | None:
+def kept_once(training: Training, inputs: Sequence[Tensor], remedy: str) -> CaptureError | None:
     """What the first call puts into an attribute and later ones find there, as a complaint at the
     line that does it; None where none is found."""
     roots = roots_of(training)
@@ -73,5 +73,5 @@ def kept_once(training: Training, inputs: Sequence[Tensor]) -> CaptureError | No
         f"forward keeps {name} of {owner} from its first call on, and computes something else in "
         "later ones: the script would do in every step what the first call does",
         where or forward_line(modules.get(owner, training.model)),
-        "a buffer that __init__ sets: self.register_buffer(...)",
+        remedy,
     )

@@ -21,7 +21,7 @@ class Assigned:
 
     tensors: dict[str, str] = field(default_factory=dict)
     """Plain tensor -> the traced node that it becomes."""
-    updates: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
     """The traced nodes that write into buffers at the end what was assigned to them."""
 
 
@@ -54,7 +54,7 @@ def note_assignments(model: nn.Module, assigned: Assigned) -> Iterator[None]:
                     )
                 with torch.no_grad() if value.requires_grad else nullcontext():
                     written = held[name].copy_(value)
-                assigned.updates.add(node_name(written) or "")
+                assigned.late.add(node_name(written) or "")
             elif node := node_name(value):
                 assigned.tensors[name] = node
 

@@ -76,7 +76,7 @@ class Converter:
             for call, noted in self.traced.calls.items()
         }  # fmt: skip
         self.raw.ops = [self.leaf(op) if op.target == whole.target else op for op in self.raw.ops]
-        self.raw.updates = {str(self.names[name]) for name in self.traced.assigned.updates}
+        self.raw.updates = {str(a) for n, a in self.names.items() if n in self.traced.assigned.late}
         self.refuse_assignments()
         self.raw.call_statements, self.raw.parents, self.raw.statements = (
             self.places.call_statements, self.places.parents, self.places.statements,
