@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..analysis.dataflow import storages
+from ..frontend.capture.canonical import storages
 from ..frontend.capture.replay import run_op
 from ..ir.graph import Graph, Op, Ref, State, TensorMeta
 
@@ -47,9 +47,13 @@ def copy_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def kept(graph: Graph) -> set[str]:
     """What a microbatch may leave changed: buffers, and parameters that forward writes, be it by
     what shows them."""
-    memory = storages(graph)
-    written = {memory[name] for op in graph.ops for name in op.mutates}
-    return {fqn for fqn, p in graph.parameters.items() if p.buffer or memory[fqn] in written}
+    memory = storages(graph.ops)
+    written = {base for op in graph.ops for name in op.mutates for base in memory.get(name, {name})}
+    return {
+        fqn
+        for fqn, p in graph.parameters.items()
+        if p.buffer or not written.isdisjoint((fqn, *p.aliases))
+    }
 
 
 def run_graph(
