@@ -237,10 +237,15 @@ def gaps(result):
         if absent:
             yield f"- {version}, {what}: not tried for {', '.join(absent)}"
         wrong = {name: v for name, v in found.items() if isinstance(v, str) and v}
-        yield from (f"- {version}, {what}, {n}: {v.splitlines()[-1]}" for n, v in wrong.items())
+        yield from (f"- {version}, {what}, {n}: {last_words(v)}" for n, v in wrong.items())
     if minor_of(version) >= oldest and "tests" not in result:
         yield f"- {version}, tests: not tried"
     yield from (f"- {version}, tests: {line}" for line in result.get("failed", ()))
+
+
+def last_words(error):
+    """The last line that is more than a rule."""
+    return next(line.strip() for line in reversed(error.splitlines()) if line.strip("= -"))
 
 
 if __name__ == "__main__":
