@@ -58,6 +58,15 @@ def note_assignments(model: nn.Module, assigned: Assigned) -> Iterator[None]:
             elif node := node_name(value):
                 assigned.tensors[name] = node
 
+    with around_forward(model, before, after):
+        yield
+
+
+@contextmanager
+def around_forward(
+    model: nn.Module, before: Callable[..., None], after: Callable[..., None]
+) -> Iterator[None]:
+    """Call these whenever the model's forward begins and ends."""
     handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
     try:
         yield
@@ -88,12 +97,10 @@ def refuse_written_attributes(training: Training, again: Callable[[], object]) -
             if now.get(name) is tensor and version_of(tensor) != version:
                 written.append(name)
 
-    handles = (model.register_forward_pre_hook(before), model.register_forward_hook(after))
     try:
-        yield
+        with around_forward(model, before, after):
+            yield
     finally:
-        for handle in handles:
-            handle.remove()
         if written:  # torch's own error, where there is one, does not say so
             refuse_written(model, written[0], again)
 
