@@ -240,8 +240,8 @@ def show(results: list[dict]) -> str:
 
 
 def large(server: ForkServer, folder: Path, repeats: int, steps: int, width: int) -> list[dict]:
-    """2 stages x 16 microbatches, F as long as the transfer of a value just then: how fast memory
-    is changes from minute to minute on a shared machine."""
+    """2 stages x 16 microbatches, F as long as a value's transfer in such a schedule takes just
+    then: how fast memory is changes from minute to minute on a shared machine."""
     still = Case(2, 16, "gpipe", 0.0, 0.0, width, pinned=sys.platform == "linux")
     cases = [replace(still, schedule=s, width=w) for s in ("gpipe", "1f1b") for w in (KEPT, width)]
     written = {
@@ -250,9 +250,14 @@ def large(server: ForkServer, folder: Path, repeats: int, steps: int, width: int
     }
     found: dict[str, list[dict[str, float]]] = {case.name: [] for case in cases}
     for _ in range(repeats):
-        transfer_ms = 1e3 * measure(server, folder, still, rounds=5).transfer_s
-        print(f"{4 * width / 2**20:.0f} MB from rank to rank: {transfer_ms:.1f} ms", flush=True)
+        idle = measure(server, folder, still, rounds=5)
+        print(
+            f"{4 * width / 2**20:.0f} MB from rank to rank: {1e3 * idle.transfer_s:.1f} ms, "
+            f"{1e3 * idle.both_ways_s:.1f} ms while others come back",
+            flush=True,
+        )
         for shape in cases:
+            transfer_ms = 1e3 * as_sent(shape, idle).transfer_s
             case = replace(shape, forward_ms=transfer_ms, backward_ms=2 * transfer_ms)
             measured = measure(server, folder, case, rounds=5)
             run, programs = written[case.name]

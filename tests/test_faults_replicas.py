@@ -80,9 +80,8 @@ FAULTS = {
         ("loss", 0),
     ),
     "a tied gradient summed over a pipeline alone": (
-        [(rank, "dist.all_reduce, gradient)",
-          f"dist.all_reduce, gradient, dist.ReduceOp.SUM, groups[{(rank % 2, rank % 2 + 2)}])")
-         for rank in ALL],
+        [(rank, "gradient, dist.ReduceOp.SUM, groups[(0, 1, 2, 3)]",
+          f"gradient, dist.ReduceOp.SUM, groups[{(rank % 2, rank % 2 + 2)}]") for rank in ALL],
         ("gradient", 0),
     ),
     "a tied gradient that is in a bucket too": (

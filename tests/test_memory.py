@@ -192,7 +192,8 @@ def long_skip(*, tied: bool = False) -> Graph:
 def programs_of(graph: Graph, spec: Spec, *starts: int) -> tuple[Program, ...]:
     plan = assemble(graph, price(graph, spec), spec, starts)
     schedule = order(plan, spec.parallel.schedule)
-    return communicate(plan, localize(graph, plan), schedule, clip=True)
+    clips = spec.train.clip_norm is not None
+    return communicate(plan, localize(graph, plan), schedule, clip=clips)
 
 
 def most(edge: Edge, program: Program) -> int:
@@ -248,7 +249,8 @@ def test_messages_are_those_that_the_programs_have_at_once(
 def test_each_process_group_has_a_communicator_on_gpus(
     graph: Graph, starts: tuple[int, ...], kind: Literal["cpu", "cuda"]
 ) -> None:
-    """The edges', that of a tied weight, and the world's, of the groups that the programs make."""
+    """The edges', those of a tied weight and the norm, and the world's, of the groups that the
+    programs make."""
     spec = make_spec(len(starts))
     programs = programs_of(graph, spec, *starts)
     plain = measure(graph, spec, *starts)

@@ -38,11 +38,17 @@ MICROBATCHES = "MICROBATCHES, COMPILATION = 4, "
 SIZE = "MICROBATCH_SIZE = GLOBAL_BATCH // MICROBATCHES"
 DIE = "os.kill(os.getpid(), 9)"
 STOP = "os.kill(os.getpid(), 19)"
+NO_THREADS = """
+import sys
+names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+if sys.platform == "linux" and names.count("pt_gloo_runloop\\n") > 2:  # of torch's default group
+    raise RuntimeError(f"threads are left: {names}")
+"""
 SOON_S = 8.0
 """Far below the timeout: a run takes half a second, and a killed rank gets two to be heard."""
 
 
-def compile_net(folder, *, skip=False, **train):
+def compile_net(folder, *, skip=False, data=1, **train):
     """Three stages on the bytes of a text, even microbatches: no rank but the ends reads data."""
     folder.mkdir()
     (folder / "text.txt").write_text("some text " * 40)
@@ -52,8 +58,8 @@ def compile_net(folder, *, skip=False, **train):
         model={"loss": "cross_entropy", "args": {"skip": skip}},
         data={"source": "text", "files": "text.txt", "sequence": 4, "last_batch": "drop"},
         train={"global_batch": 8, "clip_norm": 1.0, **train},
-        cluster={"devices_per_node": 3},
-        parallel={"pipeline": 3, "microbatches": 4, "cuts": ["second", "head"]},
+        cluster={"devices_per_node": 3 * data},
+        parallel={"pipeline": 3, "data": data, "microbatches": 4, "cuts": ["second", "head"]},
     )
     write(pipeline.compile(spec, folder / "out"), folder / "out")
     return folder / "out"
@@ -214,3 +220,19 @@ def test_torchrun_ends_the_others(scripts):
     result = run_torchrun(scripts, 3, timeout_s=120)
     assert not result.timed_out
     assert result.first_failed == 1
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_no_thread_with_a_tensor_outlives_python(tmp_path, data):
+    """torch 2.10 to 2.12 abort where a gloo thread drops a tensor after Python's end: seen in one
+    run of twenty. Those of the default group are idle: nothing goes through it."""
+    folder = compile_net(tmp_path / "job", data=data)
+    scripts = sorted(folder.glob("rank*.py"))
+    for script in scripts:
+        assert "group.WORLD" not in script.read_text().replace("group.WORLD.get_group_store()", "")
+        script.write_text(script.read_text() + NO_THREADS)
+    run_forked(folder, len(scripts), timeout_s=60).check()
+    for script in scripts:
+        plant(script, "groups.clear()", "pass")
+    with pytest.raises(Exception, match="threads are left"):
+        run_forked(folder, len(scripts), timeout_s=60).check()

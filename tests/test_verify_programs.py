@@ -284,6 +284,10 @@ def change(at, **changes):
     return tuple(replace(p, **changes) if p.rank == at else p for p in programs)
 
 
+def without(group):
+    return tuple(replace(p, groups=tuple(g for g in p.groups if g != group)) for p in programs)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -296,7 +300,8 @@ def change(at, **changes):
         (change(1, edges=programs[1].edges[1:]), "rank 1: there is no edge for activations 0->1"),
         (change(1, actions=programs[1].actions[:1]), "rank 1: it is not a training loop"),
         (change(1, actions=(*programs[1].actions, Save())), "rank 1: it is not a training loop"),
-        (tuple(replace(p, groups=p.groups[:-1]) for p in programs), "2->1 has no group"),
+        (without((2, 1)), "2->1 has no group"),
+        (without((0, 1, 2)), "gradient of c (0, 1, 2): there is no such group"),
     ],
 )
 def test_frames(wrong, message):
@@ -357,8 +362,8 @@ def test_what_replicas_do():
         [shared, norms[3], Update(clip=True), loss],
     ]
     assert [Save() in p.actions for p in doubled] == [True, False, True, False]
-    groups = ((0, 2), (2, 0), (1, 3), (3, 1), (0, 1), (2, 3))  # the norm's are there already
-    assert {p.groups for p in doubled} == {groups}
+    edges, sums = ((0, 2), (2, 0), (1, 3), (3, 1)), ((0, 1), (0, 1, 2, 3), (2, 3))
+    assert {p.groups for p in doubled} == {(*edges, *sums)}  # the norm's are among the edges'
     edges = {(e.source, e.target) for p in doubled for e in p.edges}
     assert edges == {(0, 2), (2, 0), (1, 3), (3, 1)}
 

@@ -175,17 +175,17 @@ def kept_bytes(
 def process_groups(
     footprint: Footprint, spec: Spec, stage: int, run: tuple[int, int] | EllipsisType
 ) -> Bytes:
-    """NCCL's communicators on the rank of a stage: the world's, the edges', those of parameters
-    held by several stages, but not by all, and where there are replicas the stage's own and the
-    pipeline's. None on CPUs."""
+    """NCCL's communicators on the rank of a stage: the world's, the edges', which of two stages are
+    also for what they sum, those of parameters held by several stages and of the norm of all
+    gradients, and where there are replicas the stage's own. None on CPUs."""
     stages = spec.parallel.pipeline
     before = np.minimum(footprint.edges_before[run], 2 * stage)
     after = np.minimum(footprint.edges_after[run], 2 * (stages - 1 - stage))
     shared = footprint.shared[run] * (stages > 2)
+    norm = stages > 2 and spec.train.clip_norm is not None
     data = spec.parallel.data > 1
-    replicas = data * (1 + (stages > 1 and spec.train.clip_norm is not None))
     used = spec.cluster.device.kind == "cuda" and (stages > 1 or data)
-    groups: Bytes = (1 + before + after + shared + replicas * (stages > 1)) * used
+    groups: Bytes = (1 + before + after + shared + norm + data) * used
     return groups
 
 

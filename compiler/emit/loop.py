@@ -33,15 +33,15 @@ def loop_lines(
     yield f"    {f'{result} = ' if unit.outputs else ''}run_microbatches({batch})"
     if reduces:
         yield "    reducer.finish()"
-    yield from tied_lines(job, unit, body)
+    yield from tied_lines(unit, body)
     clips = job.spec.train.clip_norm is not None
     if clips:
         yield f"    {'norm = ' if Log() in body else ''}clip_gradients()"
     yield from update_lines(job, unit, reduces=reduces)
     for item in body:
         if isinstance(item, Collective) and item.value == "loss":
-            group = sum_over(job.plan, item.group)
-            yield from wrap(f'guard("the loss of a replica", dist.all_reduce, {result}{group})', 4)
+            args = f"{result}, {sum_over(item.group)}"
+            yield from wrap(f'guard("the loss of a replica", dist.all_reduce, {args})', 4)
     if reads_early(job, program, unit):
         yield "    if step + 1 < STEPS:  # read while the GPU computes: the log waits for it"
         yield "        batch = get_batch(step + 1)"
@@ -75,7 +75,7 @@ def reads_early(job: Job, program: Program, unit: Unit) -> bool:
     return logs and job.spec.cluster.device.kind == "cuda"
 
 
-def tied_lines(job: Job, unit: Unit, body: Sequence[Instruction]) -> Iterator[str]:
+def tied_lines(unit: Unit, body: Sequence[Instruction]) -> Iterator[str]:
     """The sums of tied gradients."""
     names = {held.canonical: held.fqn for held in unit.state}
     for item in body:
@@ -85,10 +85,10 @@ def tied_lines(job: Job, unit: Unit, body: Sequence[Instruction]) -> Iterator[st
             if len(item.group) > written_out:
                 ranks = f"{len(item.group)} ranks"
             yield f"    # {name} is tied: its gradient is the sum over {ranks}"
-            group = sum_over(job.plan, item.group)
+            group = sum_over(item.group)
             yield f"    gradient = stage.get_parameter({quote(name)}).grad"
             what = quote(f"the gradient of {name}")
-            yield from wrap(f"guard({what}, dist.all_reduce, gradient{group})", 4)
+            yield from wrap(f"guard({what}, dist.all_reduce, gradient, {group})", 4)
 
 
 def size_lines(plan: Plan, *, weighted: bool) -> Iterator[str]:

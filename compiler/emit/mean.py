@@ -95,8 +95,8 @@ def weigh_lines(plan: Plan, unit: Unit, weight: Weight, weighed: Sequence[str]) 
         ]
     lines.append("total = weights.sum()")
     if plan.replicas > 1:
-        group = sum_over(plan, plan.stages[unit.stage].mesh.ranks)
-        lines.append(f'guard("the weights of a replica", dist.all_reduce, total{group})')
+        group = sum_over(plan.stages[unit.stage].mesh.ranks)
+        lines.append(f'guard("the weights of a replica", dist.all_reduce, total, {group})')
     lines += [
         "if not total:",
         '    raise ValueError(f"{HERE}, step {step + 1}: the weights of the batch sum to 0")',

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from ..ir.plan import Plan
 from ..ir.program import Collective, Loop, Program
 from ..ir.unit import Unit
 from .expression import quote
@@ -39,15 +38,10 @@ def padded(job: Job, unit: Unit) -> list[str]:
     return [held.fqn for held in unit.state if held.trainable and len(held.stages) > 1]
 
 
-def spell_group(plan: Plan, group: tuple[int, ...]) -> str:
-    """A process group; that of all ranks is torch's default."""
-    return "None" if len(group) == plan.world_size else f"groups[{spell_ranks(group)}]"
-
-
-def sum_over(plan: Plan, group: tuple[int, ...]) -> str:
-    """The further arguments of an all_reduce over a group."""
-    everyone = len(group) == plan.world_size
-    return "" if everyone else f", dist.ReduceOp.SUM, {spell_group(plan, group)}"
+def sum_over(group: tuple[int, ...]) -> str:
+    """The further arguments of an all_reduce over a group, which is never torch's default: that one
+    cannot be counted on to end before Python does."""
+    return f"dist.ReduceOp.SUM, groups[{spell_ranks(group)}]"
 
 
 def view_reducer(job: Job, program: Program, unit: Unit) -> dict[str, object] | None:
@@ -60,7 +54,7 @@ def view_reducer(job: Job, program: Program, unit: Unit) -> dict[str, object] | 
     }
     default = found == {dtypes[job.spec.train.precision]}
     return {
-        "group": spell_group(job.plan, collective.group),
+        "over": sum_over(collective.group),
         "mixed": len(found) > 1,
         "dtype": "" if default else ", dtype=b[0].dtype",
     }

@@ -90,7 +90,7 @@ def meeting_lines(job: Job, program: Program, unit: Unit, data: DataView | None)
         yield from fact_lines(job, program, unit, data)
         yield from check_lines()
     if program.groups:
-        yield from group_lines(program)
+        yield from group_lines(job, program)
     yield from norm_group_lines(program)
     if reduction(program) is not None:
         yield from wrap(f"reducer = Reducer({reduced_parameters(job, unit)})", 0)
@@ -160,23 +160,34 @@ def frozen_lines(graph: Graph, unit: Unit) -> Iterator[str]:
             yield f"stage.get_submodule({quote(path)}).eval()"
 
 
-def group_lines(program: Program) -> Iterator[str]:
-    """Each directed edge has a group of its own: its messages wait for nobody else's."""
+def group_lines(job: Job, program: Program) -> Iterator[str]:
+    """Each directed edge has a group of its own: its messages wait for nobody else's. So have sums:
+    torch's modules may hold its default group, whose threads then do not end before Python."""
     groups = ", ".join(map(str, program.groups))
-    one, several = ("ranks", "members") if "data" in program.coords else ("pair", "pairs")
-    if "data" not in program.coords:
+    short = f"groups = {{g: dist.new_group(g, timeout=TIMEOUT) for g in [{groups}]}}"
+    if job.plan.world_size == 2:
+        yield short + ("  # one for each direction" if program.edges else "")
+        return
+    if sums(job):
+        yield "# a group for each direction and for those who sum, made by all ranks in one order"
+    else:
         yield (
             "# a group for each direction, made by all ranks in one order: "
             "no message waits for another's"
         )
-    else:
-        yield "# a group for each direction and for those who sum, made by all ranks in one order"
-    short = f"groups = {{g: dist.new_group(g, timeout=TIMEOUT) for g in [{groups}]}}"
-    if len(short) <= 100:
+    one, several = ("ranks", "members") if sums(job) else ("pair", "pairs")
+    if len(short) <= width:
         yield short
     else:
         yield from member_lines(program.groups, several)
         yield f"groups = {{{one}: dist.new_group({one}, timeout=TIMEOUT) for {one} in {several}}}"
+
+
+def sums(job: Job) -> bool:
+    """Whether some ranks sum gradients or norms."""
+    held = (held for unit in job.units for held in unit.state)
+    clips = job.spec.train.clip_norm is not None
+    return job.plan.replicas > 1 or clips or any(len(h.stages) > 1 for h in held if h.trainable)
 
 
 def edge_lines(job: Job, program: Program) -> Iterator[str]:
@@ -211,10 +222,13 @@ def show_shape(shape: tuple[int | Dim, ...]) -> str:
 def finish_lines(program: Program, *, distributed: bool) -> Iterator[str]:
     """Save this rank's part, whole or not at all."""
     path = f'"weights-rank{program.rank}.pt"'
-    if Save() not in program.actions:
-        yield "dist.destroy_process_group()"
+    if Save() in program.actions:
+        yield f'torch.save(stage.state_dict(), FOLDER / {path[:-1]}.partial")'
+        yield f'os.replace(FOLDER / {path[:-1]}.partial", FOLDER / {path})'
+    if not distributed:
         return
-    yield f'torch.save(stage.state_dict(), FOLDER / {path[:-1]}.partial")'
-    yield f'os.replace(FOLDER / {path[:-1]}.partial", FOLDER / {path})'
-    if distributed:
-        yield "dist.destroy_process_group()"
+    if program.groups:
+        yield "groups.clear()  # ends their threads: dropping a tensor after Python's end aborts"
+    if program.norm_groups:
+        yield "norm_groups.clear()"
+    yield "dist.destroy_process_group()"

@@ -103,7 +103,7 @@ def gather(plan: Plan, units: tuple[Unit, ...], live: Mapping[int, int], *, clip
             for rank in (route.activations.source, route.activations.target):
                 routes[rank] = (*routes[rank], route)
     reductions = sums(plan, units, clip=clip)
-    groups += [c.group for c in reductions if len(c.group) < plan.world_size]
+    groups += [collective.group for collective in reductions]
     counting = {unit.stage for unit in units if unit.collectives}
     return Job(
         plan=plan,

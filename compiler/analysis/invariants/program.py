@@ -198,10 +198,8 @@ def check_end(program: Program, step: Step, plan: Plan, needs: Needs) -> None:
             raise fault(program.rank, action, "nothing at the end of the step asks for it")
         if found.count(action) > 1:
             raise fault(program.rank, action, "it runs twice")
-        if isinstance(action, Collective):
-            everyone = len(action.group) == plan.world_size
-            if not everyone and action.group not in program.groups:
-                raise fault(program.rank, action, "there is no such group")
+        if isinstance(action, Collective) and action.group not in program.groups:
+            raise fault(program.rank, action, "there is no such group")
     for action in wanted:
         if action not in found:
             raise fault(program.rank, action, "it is missing at the end of the step")
