@@ -53,8 +53,8 @@ FAULTS = {
     ),
     "a tied gradient that is not summed": (
         [
-            (0, "dist.all_reduce, gradient,", "lambda *_: None, gradient,"),
-            (2, "dist.all_reduce, gradient,", "lambda *_: None, gradient,"),
+            (0, "dist.all_reduce, *args)", "lambda *_: None, *args)"),
+            (2, "dist.all_reduce, *args)", "lambda *_: None, *args)"),
         ],
         ("gradient", 0),
     ),

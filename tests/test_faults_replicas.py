@@ -42,7 +42,7 @@ ALL, FIRST, LAST = range(4), (0, 1), (2, 3)
 
 FAULTS = {
     "gradients of one stage that are not summed": (
-        [(rank, "dist.all_reduce, *args)", "lambda *_: torch.futures.Future(), *args)")
+        [(rank, "dist.all_reduce, *args))", "lambda *_: torch.futures.Future(), *args))")
          for rank in LAST]
         + [(rank, 'guard("gradients of a replica", work.wait)', "pass") for rank in LAST],
         ("gradient", 0),
@@ -80,8 +80,8 @@ FAULTS = {
         ("loss", 0),
     ),
     "a tied gradient summed over a pipeline alone": (
-        [(rank, "gradient, dist.ReduceOp.SUM, groups[(0, 1, 2, 3)]",
-          f"gradient, dist.ReduceOp.SUM, groups[{(rank % 2, rank % 2 + 2)}]") for rank in ALL],
+        [(rank, "grad, dist.ReduceOp.SUM, groups[(0, 1, 2, 3)]",
+          f"grad, dist.ReduceOp.SUM, groups[{(rank % 2, rank % 2 + 2)}]") for rank in ALL],
         ("gradient", 0),
     ),
     "a tied gradient that is in a bucket too": (

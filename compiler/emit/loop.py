@@ -85,10 +85,9 @@ def tied_lines(unit: Unit, body: Sequence[Instruction]) -> Iterator[str]:
             if len(item.group) > written_out:
                 ranks = f"{len(item.group)} ranks"
             yield f"    # {name} is tied: its gradient is the sum over {ranks}"
-            group = sum_over(item.group)
-            yield f"    gradient = stage.get_parameter({quote(name)}).grad"
-            what = quote(f"the gradient of {name}")
-            yield from wrap(f"guard({what}, dist.all_reduce, gradient, {group})", 4)
+            gradient = f"stage.get_parameter({quote(name)}).grad"
+            yield from wrap(f"args = {gradient}, {sum_over(item.group)}", 4)
+            yield from wrap(f"guard({quote(f'the gradient of {name}')}, dist.all_reduce, *args)", 4)
 
 
 def size_lines(plan: Plan, *, weighted: bool) -> Iterator[str]:
