@@ -39,7 +39,8 @@ def build():
     return Net()
 """
 TOKENS = {"dtype": "int64", "high": 11}
-CLIP = 'guard("the norm of all gradients", dist.all_reduce, square)'
+TIED = 'guard("the gradient of embed.weight", '
+CLIP = 'guard("the norm of all gradients", dist.all_reduce, *args)'
 
 FAULTS = {
     "a gradient scaled in one stage": (
@@ -53,8 +54,8 @@ FAULTS = {
     ),
     "a tied gradient that is not summed": (
         [
-            (0, "dist.all_reduce, *args)", "lambda *_: None, *args)"),
-            (2, "dist.all_reduce, *args)", "lambda *_: None, *args)"),
+            (0, f"{TIED}dist.all_reduce", f"{TIED}lambda *_: None"),
+            (2, f"{TIED}dist.all_reduce", f"{TIED}lambda *_: None"),
         ],
         ("gradient", 0),
     ),

@@ -10,7 +10,7 @@ from .groups import written_out
 from .job import Job
 from .layout import wrap
 from .optimizer import clip_value_lines, rate_lines, varies
-from .reducer import padded, reduction, sum_over
+from .reducer import padded, reduction, sum_lines
 from .scope import clean_outside
 from .source import steps_per_epoch
 
@@ -40,8 +40,8 @@ def loop_lines(
     yield from update_lines(job, unit, reduces=reduces)
     for item in body:
         if isinstance(item, Collective) and item.value == "loss":
-            args = f"{result}, {sum_over(item.group)}"
-            yield from wrap(f'guard("the loss of a replica", dist.all_reduce, {args})', 4)
+            for line in sum_lines("the loss of a replica", result, item.group):
+                yield from wrap(line, 4)
     if reads_early(job, program, unit):
         yield "    if step + 1 < STEPS:  # read while the GPU computes: the log waits for it"
         yield "        batch = get_batch(step + 1)"
@@ -86,8 +86,8 @@ def tied_lines(unit: Unit, body: Sequence[Instruction]) -> Iterator[str]:
                 ranks = f"{len(item.group)} ranks"
             yield f"    # {name} is tied: its gradient is the sum over {ranks}"
             gradient = f"stage.get_parameter({quote(name)}).grad"
-            yield from wrap(f"args = {gradient}, {sum_over(item.group)}", 4)
-            yield from wrap(f"guard({quote(f'the gradient of {name}')}, dist.all_reduce, *args)", 4)
+            for line in sum_lines(f"the gradient of {name}", gradient, item.group):
+                yield from wrap(line, 4)
 
 
 def size_lines(plan: Plan, *, weighted: bool) -> Iterator[str]:

@@ -8,7 +8,7 @@ from ..ir.spec import Weight
 from ..ir.unit import Unit
 from .boundary import free
 from .expression import number, plain
-from .reducer import sum_over
+from .reducer import sum_lines
 from .scope import clean_outside
 
 
@@ -95,8 +95,8 @@ def weigh_lines(plan: Plan, unit: Unit, weight: Weight, weighed: Sequence[str]) 
         ]
     lines.append("total = weights.sum()")
     if plan.replicas > 1:
-        group = sum_over(plan.stages[unit.stage].mesh.ranks)
-        lines.append(f'guard("the weights of a replica", dist.all_reduce, total, {group})')
+        replicas = plan.stages[unit.stage].mesh.ranks
+        lines += sum_lines("the weights of a replica", "total", replicas)
     lines += [
         "if not total:",
         '    raise ValueError(f"{HERE}, step {step + 1}: the weights of the batch sum to 0")',

@@ -10,7 +10,7 @@ from .constants import own_rates
 from .expression import quote
 from .job import Job
 from .layout import width, wrap
-from .reducer import sum_over
+from .reducer import sum_lines
 from .weights import condition
 
 
@@ -210,8 +210,7 @@ def view_clip(job: Job, program: Program, unit: Unit) -> dict[str, object]:
         # without gradients the total is on the CPU, whatever the device
         there = ".to(device)" if job.spec.cluster.device.kind == "cuda" else ""
         lines.append(f"square = nn.utils.get_total_norm(grads).square(){there}")
-        group = sum_over(pipeline)
-        lines.append(f'guard("the norm of all gradients", dist.all_reduce, square, {group})')
+        lines += sum_lines("the norm of all gradients", "square", pipeline)
         lines += ["norm = square.sqrt()"] if logs else []
     else:
         lines.append("norm = nn.utils.get_total_norm(grads)")

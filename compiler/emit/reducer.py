@@ -1,12 +1,13 @@
 """What replicas of a stage share: which of them a rank is, and how they sum their gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..ir.program import Collective, Loop, Program
 from ..ir.unit import Unit
 from .expression import quote
 from .groups import spell_ranks
 from .job import Job, dtypes
+from .layout import width
 
 
 def view_replica(job: Job, program: Program, unit: Unit) -> dict[str, object]:
@@ -42,6 +43,17 @@ def sum_over(group: tuple[int, ...]) -> str:
     """The further arguments of an all_reduce over a group, which is never torch's default: that one
     cannot be counted on to end before Python does."""
     return f"dist.ReduceOp.SUM, groups[{spell_ranks(group)}]"
+
+
+def sum_lines(what: str, tensor: str, group: tuple[int, ...]) -> Iterator[str]:
+    """Statements of a function that sum a tensor over a group."""
+    over = f"{tensor}, {sum_over(group)}"
+    short = f"guard({quote(what)}, dist.all_reduce, {over})"
+    if 4 + len(short) <= width:
+        yield short
+    else:
+        yield f"args = {over}"
+        yield f"guard({quote(what)}, dist.all_reduce, *args)"
 
 
 def view_reducer(job: Job, program: Program, unit: Unit) -> dict[str, object] | None:
