@@ -39,7 +39,7 @@ def build():
     return Net()
 """
 TOKENS = {"dtype": "int64", "high": 11}
-TIED = 'guard("the gradient of embed.weight", '
+TIED = 'guard("the gradient of %s.weight", '
 CLIP = 'guard("the norm of all gradients", dist.all_reduce, *args)'
 
 FAULTS = {
@@ -54,8 +54,8 @@ FAULTS = {
     ),
     "a tied gradient that is not summed": (
         [
-            (0, f"{TIED}dist.all_reduce", f"{TIED}lambda *_: None"),
-            (2, f"{TIED}dist.all_reduce", f"{TIED}lambda *_: None"),
+            (0, f"{TIED % 'embed'}dist.all_reduce", f"{TIED % 'embed'}lambda *_: None"),
+            (2, f"{TIED % 'head'}dist.all_reduce", f"{TIED % 'head'}lambda *_: None"),
         ],
         ("gradient", 0),
     ),
