@@ -5,7 +5,8 @@ import re
 
 import pytest
 import torch
-from jobs import SPECS, prove, vary
+from jobs import SPECS, make_spec, prove, vary
+from nets import net
 
 from ppc.errors import CaptureError, PlanError
 from ppc.frontend.capture.capture import capture
@@ -13,6 +14,14 @@ from ppc.frontend.capture.user import import_file
 from ppc.pipeline import lower
 
 pytestmark = pytest.mark.dist
+
+CTC = """
+class CTC(nn.Module):  # has no constructor of its own
+    def forward(self, h, labels, lengths):
+        steps = torch.full((len(h),), h.shape[1])
+        return nn.functional.ctc_loss(h.log_softmax(2).transpose(0, 1), labels, steps, lengths)
+"""
+LENGTHS = "self.w, self.c = nn.Parameter(torch.zeros(4)), CTC()"
 
 TEXT = {"sequence": 8}
 MOE = {"layers": 2, "width": 16, "hidden": 8, "experts": 2, "capacity": 5}
@@ -34,6 +43,27 @@ SERIES = {"layers": 3, "width": 8}
 def test_a_workload(tmp_path, fork_server, name, args, data, stages, replicas):
     parallel = {"pipeline": stages, "data": replicas, "microbatches": 2}
     spec = vary(tmp_path, name, args, data=data, train={"global_batch": 8}, parallel=parallel)
+    prove(spec, fork_server, steps=2)
+
+
+def test_lengths_of_ctc_that_are_data(tmp_path, fork_server):
+    code = net("return self.c(self.b(self.a(x)) + self.w, y, z)", LENGTHS, "x, y, z", CTC)
+    spec = make_spec(
+        tmp_path,
+        code,
+        model={"loss": "output", "leaf": ["c"]},
+        data={
+            "source": "random",
+            "samples": 10,
+            "fields": {
+                "x": {"shape": [9, 5]},
+                "y": {"shape": [3], "dtype": "int64", "low": 1, "high": 4},
+                "z": {"shape": [], "dtype": "int64", "low": 1, "high": 4},
+            },
+        },
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "microbatches": 2},
+    )
     prove(spec, fork_server, steps=2)
 
 

@@ -1,5 +1,7 @@
 """Regions of forward under torch.autocast and torch.no_grad, kept as they are."""
 
+from textwrap import dedent
+
 import pytest
 from emitted import emit
 from jobs import make_spec, prove
@@ -51,6 +53,15 @@ def test_each_op_knows_its_region(tmp_path, device):
 def test_a_region_of_another_device_is_none(tmp_path):
     graph = capture(make_spec(tmp_path, code("cuda")))
     assert {op.autocast for op in graph.ops} == {None}
+
+
+def test_a_users_line_runs_as_without_an_export(tmp_path):
+    forward = """
+    h = self.a(x) if torch.compiler.is_compiling() else self.a(x) * 2
+    return self.b(h)
+    """
+    graph = capture(make_spec(tmp_path, net(dedent(forward))))
+    assert "aten.mul.Tensor" in [op.target for op in graph.ops]
 
 
 def test_it_is_written_around_its_statements(tmp_path):

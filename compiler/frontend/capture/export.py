@@ -35,7 +35,7 @@ from .loss_state import refuse_assigned
 from .private import node_name, regions_flat, running_call, uncompiled
 from .python_state import refuse_python_state
 from .remedies import has_experts, is_data_dependent, leaf_hint, needs_values
-from .replaced import inference_noted
+from .replaced import inference_noted, users_run_plainly
 from .stacks import forwards_alone
 from .training import Training
 from .user import call_site, first_line, users_errors, users_line
@@ -90,6 +90,7 @@ def export(
         refuse_assigned(training.loss),
         refuse_freezing(training.model),
         inference_noted(),
+        users_run_plainly(),
         keeping_functions() as functions,
         refuse_inner_backward(lambda: leaf_hint(running) if running else loss_alone),
         quiet(),
@@ -172,7 +173,8 @@ def plain_words(running: Sequence[str]) -> Iterator[None]:
             raise CaptureError(
                 "ctc_loss reads the lengths that it is given",
                 users_line(error),
-                "tuples of numbers where lengths are fixed: (9,) * len(x)",
+                "tuples of numbers where lengths are fixed: (9,) * len(x); where they are data, a "
+                "module of your own that calls it, in the spec's model.leaf",
             ) from error
         raise needs_values(users_line(error), running, experts=has_experts(error)) from error
 

@@ -33,6 +33,8 @@ def noting_arguments(*, wanted: bool) -> Iterator[dict[int, Given]]:
         frame = outermost(self, inspect.currentframe())
         if frame is not None:
             found[id(self)] = read(self, frame)
+        elif type(self).__init__ is init:  # a class without a constructor of its own
+            found[id(self)] = Given(self, kwargs, args, ())
         original(self, *args, **kwargs)
 
     if wanted:

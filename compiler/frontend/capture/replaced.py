@@ -20,7 +20,7 @@ def fakes_convert() -> AbstractContextManager[None]:
 
 def libraries_export() -> AbstractContextManager[None]:
     """Let libraries compute as they do during export, where transformers makes masks that it leaves
-    to the attention else. A user's own line is told the truth: it is to do the same either way."""
+    to the attention else. A user's own line is told the truth."""
 
     def exporting() -> bool:
         frame = inspect.currentframe()
@@ -28,6 +28,16 @@ def libraries_export() -> AbstractContextManager[None]:
         return bool(caller and "site-packages" in caller.f_code.co_filename)
 
     return patched(torch.compiler, is_compiling=exporting, is_exporting=exporting)
+
+
+def users_run_plainly() -> AbstractContextManager[None]:
+    """Let a user's own line compute during export as it does without: scripts run it plainly."""
+
+    def told(original: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: not is_called_by_user(inspect.currentframe()) and original()
+
+    names = ("is_compiling", "is_exporting")
+    return patched(torch.compiler, **{name: told(getattr(torch.compiler, name)) for name in names})
 
 
 @contextmanager
