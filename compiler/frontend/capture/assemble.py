@@ -132,7 +132,7 @@ def save_unrecorded(
     why = (
         f"the factory cannot be recorded, {why}"
         if why
-        else "they come from arrays or generators that no script repeats"
+        else "they come from arrays, generators or complex numbers that no script draws again"
     )
     message = f"the first values of {listed} are in weights.safetensors, beside the scripts: {why}"
     for name, value in values.items():
