@@ -238,7 +238,7 @@ def find_values(raw: Raw, built: Built) -> Raw:
             raise CaptureError(
                 "forward reads a tensor that the factory drew and that the model does not own"
                 if drawn
-                else "forward, or what it calls, reads a tensor past the trace: by .data, or a cache",
+                else "forward, or what it calls, reads a tensor past the trace: .data, or a cache",
                 location(where),
                 "hold it as a parameter or buffer; modules in nn.ModuleList, not in a list"
                 if drawn
