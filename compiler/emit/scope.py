@@ -40,7 +40,7 @@ script = frozenset(
      "collections", "datetime", "functools", "glob", "json", "math", "os", "struct", "sysconfig",
      "time", "zlib", "RANK", "WORLD_SIZE", "HERE", "COMPILATION", "EPOCHS", "LR", "WARMUP_STEPS",
      "FINAL", "MAX_NORM", "TIMEOUT", "FOLDER", "device", "cuda", "backend", "device_id", "groups",
-     "pairs", "edge", "fact", "facts", "ranks", "found", "begin", "norm", "gradient", "optimizer",
+     "pairs", "edge", "fact", "facts", "ranks", "found", "begin", "norm", "args", "optimizer",
      "raw", "files", "patterns", "draw", "guard", "init_weights", "get_batch", "forward",
      "backward", "run_microbatches", "lr_at", "clip_gradients", "log", "seed_layer", "read_npy",
      "read_safetensors", "read_sample", "random", "sys", "make_dataset", "rank", "store", "told",
