@@ -33,7 +33,7 @@ from .errors import PlanError, PpcError
 from .frontend.capture.capture import capture
 from .frontend.capture.recompute import recompute
 from .frontend.origin import Origin, find_origin
-from .frontend.sources import copied_modules, data_paths, script_module, source_name
+from .frontend.sources import copied_modules, data_paths, relative, script_module, source_name
 from .ir.graph import Graph
 from .ir.plan import Plan
 from .ir.program import Program
@@ -101,15 +101,15 @@ def lower(spec: Spec, folder: Path, observe: Observer = lambda *_: None) -> Job:
     schedule = checked(
         "order", order(plan, spec.parallel.schedule), lambda s: verify_schedule(s, plan)
     )
-    clip = spec.train.clip_norm is not None
+    wanted = {"clip": spec.train.clip_norm is not None, "checkpoint": spec.checkpoint is not None}
     programs = checked(
         "communicate",
-        communicate(plan, units, schedule, clip=clip),
+        communicate(plan, units, schedule, **wanted),
         lambda p: verify_programs(p, plan, units),
     )
     programs = checked("roll", roll(programs), lambda p: verify_programs(p, plan, units))
     more = replace(plan, microbatches=plan.microbatches + len(plan.stages))
-    longer = communicate(more, units, order(more, spec.parallel.schedule), clip=clip)
+    longer = communicate(more, units, order(more, spec.parallel.schedule), **wanted)
     report = predict(
         graph, plan, schedule, programs, costs, spec, runners_up(graph, costs, plan, spec)
     )
@@ -159,6 +159,7 @@ def make_job(
         hints=hints,
         boundary=name_boundary(units, hints),
         paths=data_paths(spec, folder),
+        checkpoints=relative(spec.checkpoint.dir, spec, folder) if spec.checkpoint else "",
         weight_module=script_module(spec.model.weight.kind),
         course_module=script_module(spec.train.lr_schedule.name),
         after_module=script_module(spec.train.after_step or ""),

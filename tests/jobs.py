@@ -39,7 +39,7 @@ def make_spec(folder: Path, code: str = linear, **sections) -> Spec:
         "parallel": {"pipeline": 1, "microbatches": 2},
     }
     for name, section in sections.items():
-        tree[name] = section if name == "data" else {**tree[name], **section}
+        tree[name] = section if name == "data" else {**tree.get(name, {}), **section}
     if "epochs" in tree["train"]:
         del tree["train"]["steps"]
     path = folder / "job.yaml"

@@ -14,6 +14,7 @@ from ppc.analysis.invariants.program import verify_programs
 from ppc.errors import InternalError
 from ppc.ir.graph import TensorMeta
 from ppc.ir.program import (
+    Checkpoint,
     Collective,
     Compute,
     Flush,
@@ -28,6 +29,7 @@ from ppc.ir.program import (
 )
 from ppc.ir.schedule import Action, Kind
 from ppc.ir.unit import Held
+from ppc.passes.communicate import communicate
 from ppc.passes.roll import roll
 
 moves = Compute | Send | Wait
@@ -415,3 +417,17 @@ def test_replicas_run_the_same_instructions():
     order = [second if i == first else first if i == second else i for i in range(len(step))]
     assert order != sorted(order)
     refused(changed(doubled, 1, [step[i] for i in order]), double)
+
+
+def test_checkpoints():
+    """All ranks write them, at the end of a step, in a group of all."""
+    schedule = three.order("1f1b")
+    saving = communicate(three.plan, three.units, schedule, clip=True, checkpoint=True)
+    verify_programs(saving, three.plan, three.units)
+    assert [step_of(p)[-1] for p in saving] == 3 * [Checkpoint((0, 1, 2))]
+    assert {p.groups[-1] for p in saving} == {(0, 1, 2)}
+    first, *others = saving
+    refused((with_step(first, step_of(first)[:-1]), *others), three, "some ranks write checkpoints")
+    *body, save = step_of(first)
+    refused((with_step(first, [*body[:-1], save, body[-1]]), *others), three, "rank 0")
+    refused((with_step(first, [*body, save, save]), *others), three, "Checkpoint (0, 1, 2)")

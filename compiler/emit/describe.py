@@ -65,7 +65,8 @@ def needs(job: Job, unit: Unit) -> str:
     own = {job.graph.registered.get(op.target) for op in unit.ops} - {None}
     own |= leaf_modules(job.graph, unit)
     files = " and ".join(f"{module}.py" for module in sorted(map(str, own)))
-    return f"Needs PyTorch and {files}, beside it." if own else "Needs PyTorch alone."
+    torch = "PyTorch" if job.spec.checkpoint is None else "PyTorch (with numpy, for checkpoints)"
+    return f"Needs {torch} and {files}, beside it." if own else f"Needs {torch} alone."
 
 
 def escape(text: str) -> str:
@@ -124,6 +125,9 @@ def sentences(job: Job, program: Program, unit: Unit, data: DataView | None) -> 
     yield "Weights: this part of the model's own initialisation, drawn here;"
     saves = first == program.rank
     yield f"saved to weights-rank{first}.pt." if saves else f"rank {first} saves them."
+    if form := job.spec.checkpoint:
+        steps = f"{form.every} steps" if form.every > 1 else "step"
+        yield f"After every {steps} all ranks write a checkpoint, and go on from the newest."
     if unit.outputs and saves:
         yield "This rank has the loss: it prints a line a step and appends it to metrics.jsonl."
 

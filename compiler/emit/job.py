@@ -41,6 +41,8 @@ class Job:
     boundary: Mapping[str, str]
     paths: tuple[str, ...]
     """The data's files as the scripts find them."""
+    checkpoints: str = ""
+    """The folder of the checkpoints, likewise."""
     weight_module: str = ""
     """What the scripts import the user's weight from,"""
     course_module: str = ""

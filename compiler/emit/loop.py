@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from ..ir.plan import Plan
 from ..ir.program import Collective, Instruction, Log, Loop, Program
 from ..ir.unit import Unit
+from .checkpoint import save_lines
 from .expression import quote
 from .groups import written_out
 from .job import Job
@@ -48,6 +49,7 @@ def loop_lines(
     if Log() in body:
         values = "*means.tolist()" if len(unit.outputs) > 1 else "loss.item()"
         yield f"    log(step, {values}{', norm.item()' if clips else ''})"
+    yield from save_lines(program)
 
 
 def update_lines(job: Job, unit: Unit, *, reduces: bool) -> Iterator[str]:
@@ -116,9 +118,12 @@ def view_log(job: Job, unit: Unit) -> dict[str, object]:
             {"name": clean_outside(name), "key": quote(name), "said": said(name)}
             for name, _ in unit.outputs[1:]
         ],
+        "done": "step + 1" if job.spec.checkpoint is None else "step + 1 - first",
         "norm": job.spec.train.clip_norm is not None,
         "count": "" if sequence is None else f" * {sequence}",
-        "short": not job.plan.even and job.spec.data.last_batch == "keep",
+        "short": not job.plan.even
+        and job.spec.data.last_batch == "keep"
+        and job.spec.checkpoint is None,
         "steps_per_epoch": steps_per_epoch(job.spec.data),
         "lr": lr,
         "unit": "samples" if sequence is None else "tokens",

@@ -22,10 +22,12 @@ oldest_torch = "2.9"
 modules = (
     "import ast", "import bisect", "import contextlib", "import datetime", "import functools",
     "import glob", "import itertools", "import json", "import math", "import os", "import random",
-    "import struct", "import sys", "import sysconfig", "import time", "import zlib",
+    "import shutil", "import signal", "import struct", "import sys", "import sysconfig",
+    "import time", "import zlib",
 )  # fmt: skip
 torch_modules = (
-    "import torch", "import torch.distributed as dist", "import torch.nn as nn",
+    "import torch", "import torch.distributed as dist",
+    "import torch.distributed.checkpoint as dcp", "import torch.nn as nn",
     "import torch.nn.functional as F", "import torch.utils.checkpoint",
 )  # fmt: skip
 
@@ -52,6 +54,7 @@ def render(
         start=start_words(job.spec),
         command=start_command(job.spec),
         oldest_torch=oldest_torch,
+        checkpoints=job.spec.checkpoint is not None,
     )
     digest = hashlib.sha256(
         "\0".join([*scripts, *(copies or {}).values()]).encode() + saved

@@ -50,7 +50,10 @@ script = frozenset(
      "Reducer", "reducer", "REPLICA", "REPLICAS", "BUCKET_BYTES", "members", "weigh", "weight_of",
      "statistics_kept", "recompute", "path", "after_step",
      "NormalizeTogether", "SyncBatchNorm1d", "SyncBatchNorm2d", "SyncBatchNorm3d", "sum_replicas",
-     "norm_groups", "compiled_for", "array", "kind", "shape", "dtype")
+     "norm_groups", "compiled_for", "array", "kind", "shape", "dtype", "dcp", "shutil", "signal",
+     "importlib", "first", "stop", "stopped", "metrics", "lines", "CHECKPOINTS", "SAVE_STEPS",
+     "KEPT", "BATCH", "STATISTICS", "WHOLE", "progress", "checksum", "save_checkpoint",
+     "find_checkpoints", "find_damage", "resume", "load_checkpoint", "stops_after")
 )  # fmt: skip
 """What a script means otherwise than a class of the user's."""
 

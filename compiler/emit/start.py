@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from ..ir.graph import Dim, Graph
 from ..ir.program import Edge, Program, Save
 from ..ir.unit import Unit
+from .checkpoint import group_of, resume_lines
 from .constants import compared_constants
 from .data import DataView
 from .expression import quote
@@ -46,6 +47,8 @@ def fact_lines(job: Job, program: Program, unit: Unit, data: DataView | None) ->
         yield 'facts["replicas"] = REPLICAS, BUCKET_BYTES'
         total = "str(sum(t.double().sum().item() for t in stage.state_dict().values()))"
         yield from wrap(f'facts["weights of stage {unit.stage}"] = {total}', 0)
+    if group_of(program):
+        yield 'facts["checkpoints"] = tuple(find_checkpoints())'
     if program.edges:
         here = ", ".join(variable(edge, program.rank) for edge in program.edges)
         yield from wrap(f"for edge in [{here}]:", 0)
@@ -100,11 +103,19 @@ def meeting_lines(job: Job, program: Program, unit: Unit, data: DataView | None)
 
 def ready_lines(job: Job, program: Program, unit: Unit) -> Iterator[str]:
     """Right before the loop."""
+    yield from resume_lines(program)
+    saves = bool(group_of(program))
     if unit.outputs and not program.coords.get("data", 0):
-        yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
+        if saves:
+            yield 'metrics = FOLDER / "metrics.jsonl"'
+            yield "metrics.touch()"
+            yield "lines = metrics.read_text().splitlines(keepends=True)"
+            yield 'metrics.write_text("".join(lines[:first]))  # later steps come again'
+        else:
+            yield '(FOLDER / "metrics.jsonl").unlink(missing_ok=True)'
         yield "begin = time.perf_counter()"
     if reads_early(job, program, unit):
-        yield "batch = get_batch(0)"
+        yield f"batch = get_batch({'first' if saves else '0'})"
 
 
 def device_lines(*, cuda: bool, distributed: bool) -> Iterator[str]:
@@ -184,10 +195,10 @@ def group_lines(job: Job, program: Program) -> Iterator[str]:
 
 
 def sums(job: Job) -> bool:
-    """Whether some ranks sum gradients or norms."""
+    """Whether some ranks sum gradients or norms, or write checkpoints together."""
     held = (held for unit in job.units for held in unit.state)
-    clips = job.spec.train.clip_norm is not None
-    return job.plan.replicas > 1 or clips or any(len(h.stages) > 1 for h in held if h.trainable)
+    together = job.spec.train.clip_norm is not None or job.spec.checkpoint is not None
+    return job.plan.replicas > 1 or together or any(len(h.stages) > 1 for h in held if h.trainable)
 
 
 def edge_lines(job: Job, program: Program) -> Iterator[str]:

@@ -12,6 +12,7 @@ from ..ir.norms import counting_norms
 from ..ir.program import Log, Loop, Program
 from ..ir.spec import Spec
 from ..ir.unit import Unit
+from .checkpoint import checkpoint_constants, view_checkpoint
 from .classes import Class
 from .constants import training_constants
 from .data import DataView, view_data
@@ -93,6 +94,8 @@ def view_rank(job: Job, program: Program, unit: Unit, stage: StageView) -> dict[
         "rank": program.rank,
         **view_replica(job, program, unit),
         **view_update(job, program, unit),
+        "checkpoint": view_checkpoint(job, program, unit),
+        "checkpoint_constants": list(checkpoint_constants(job, program, unit)),
         "start": [*start, *ready_lines(job, program, unit)],
         "finish": list(finish_lines(program, distributed=job.plan.world_size > 1)),
     }

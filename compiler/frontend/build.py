@@ -11,6 +11,7 @@ from ..errors import Location
 from ..ir.cluster import Cluster, Device, Link, Links
 from ..ir.spec import (
     Arrays,
+    Checkpoint,
     Data,
     Dataset,
     Factory,
@@ -57,6 +58,7 @@ def build(tree: Tree, path: Path, locations: Mapping[str, Location]) -> Spec:
         name=tree.get("name", path.stem),
         train=train,
         parallel=parallel,
+        checkpoint=Checkpoint(**tree["checkpoint"]) if "checkpoint" in tree else None,
         path=path,
         locations=locations,
         **sections,

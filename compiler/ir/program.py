@@ -112,6 +112,13 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All ranks write, after every so many steps, what the next step hangs on."""
+
+    group: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Save:
     """Write this rank's part of the weights."""
 
@@ -129,7 +136,8 @@ class Loop:
     body: tuple["Instruction", ...]
 
 
-Instruction = Post | Wait | Compute | Send | Flush | Collective | Update | Log | Save | Eval | Loop
+Communication = Post | Wait | Send | Flush | Collective
+Instruction = Communication | Compute | Update | Log | Checkpoint | Save | Eval | Loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from .train import Group, LrSchedule, Optimizer, Option, Train
 
 __all__ = [
     "Arrays",
+    "Checkpoint",
     "Cluster",
     "Data",
     "Dataset",
@@ -215,6 +216,18 @@ class Parallel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Where and how often a run saves what it needs to go on."""
+
+    dir: str
+    """A folder, relative to the spec's."""
+    every: int = 1000
+    """Steps."""
+    keep: int = 2
+    """Checkpoints; older ones go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     version: int = 1
     name: str
@@ -224,6 +237,7 @@ class Spec:
     train: Train = Train()  # noqa: RUF009  # frozen
     cluster: Cluster
     parallel: Parallel
+    checkpoint: Checkpoint | None = None
     path: Path
     """The spec file, as the user named it."""
     locations: Mapping[str, Location] = field(default_factory=dict, compare=False, repr=False)

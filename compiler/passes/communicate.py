@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from ..analysis.transfer import receives_ahead
 from ..ir.plan import Plan, Stage
 from ..ir.program import (
+    Checkpoint,
     Collective,
     Compute,
     Edge,
@@ -67,19 +68,29 @@ class Job:
     groups: tuple[tuple[int, ...], ...]
     norm_groups: tuple[tuple[int, ...], ...]
     clip: bool
+    checkpoint: tuple[int, ...]
+    """The ranks that write checkpoints together: all, or none."""
 
 
 def communicate(
-    plan: Plan, units: tuple[Unit, ...], schedule: Schedule, *, clip: bool
+    plan: Plan,
+    units: tuple[Unit, ...],
+    schedule: Schedule,
+    *,
+    clip: bool,
+    checkpoint: bool = False,
 ) -> tuple[Program, ...]:
-    """The whole job of each rank, in the order of ranks; `clip` if gradients are clipped.
+    """The whole job of each rank, in the order of ranks; `clip` if gradients are clipped,
+    `checkpoint` if checkpoints are written.
 
     Before: a verified schedule that flushes, and a unit for each stage. After: each message has one
     Send, one Wait and one Post; edges and groups come in one order on all ranks; each gradient of a
     parameter that several stages hold is summed once, before the update. Replicas share their
     instructions.
     """
-    job = gather(plan, units, {row.rank: row.live for row in schedule.rows}, clip=clip)
+    everyone = tuple(range(plan.world_size)) if checkpoint else ()
+    live = {row.rank: row.live for row in schedule.rows}
+    job = gather(plan, units, live, clip=clip, checkpoint=everyone)
     twins = plan.twins()
     moves = {
         row.rank: tuple(run_microbatches(row, job.routes[row.rank]))
@@ -89,7 +100,14 @@ def communicate(
     return tuple(make_program(row, job, moves[twins[row.rank]]) for row in schedule.rows)
 
 
-def gather(plan: Plan, units: tuple[Unit, ...], live: Mapping[int, int], *, clip: bool) -> Job:
+def gather(
+    plan: Plan,
+    units: tuple[Unit, ...],
+    live: Mapping[int, int],
+    *,
+    clip: bool,
+    checkpoint: tuple[int, ...],
+) -> Job:
     """Put together what all ranks have in common."""
     held: dict[int, tuple[Unit, ...]] = {}
     for unit in units:
@@ -104,6 +122,7 @@ def gather(plan: Plan, units: tuple[Unit, ...], live: Mapping[int, int], *, clip
                 routes[rank] = (*routes[rank], route)
     reductions = sums(plan, units, clip=clip)
     groups += [collective.group for collective in reductions]
+    groups += [checkpoint] if len(checkpoint) > 1 else []
     counting = {unit.stage for unit in units if unit.collectives}
     return Job(
         plan=plan,
@@ -113,6 +132,7 @@ def gather(plan: Plan, units: tuple[Unit, ...], live: Mapping[int, int], *, clip
         groups=tuple(dict.fromkeys(groups)),
         norm_groups=tuple(s.mesh.ranks for s in plan.stages if s.index in counting),
         clip=clip,
+        checkpoint=checkpoint,
     )
 
 
@@ -145,6 +165,7 @@ def finish(row: Row, stage: Stage, job: Job) -> tuple[Instruction, ...]:
         Update(job.clip),
         *(c for c in taken if c.value == "loss"),
         *([Log()] if logs and not replica else []),
+        *([Checkpoint(job.checkpoint)] if job.checkpoint else []),
     )
 
 

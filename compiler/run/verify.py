@@ -8,6 +8,7 @@ after those steps they are stopped, and then there are no saved weights to check
 
 import json
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -169,11 +170,15 @@ def prepare(target: Path, steps: int | None, folder: Path, *, exact: bool) -> Jo
     spec = load(spec_of(target) if target.is_dir() else target)
     if exact:
         spec = replace(spec, train=replace(spec.train, precision="fp64"))
+    if spec.checkpoint:  # none of a run is taken up, or replaced
+        own = str(folder.absolute() / "checkpoints")
+        spec = replace(spec, checkpoint=replace(spec.checkpoint, dir=own))
     samples = read_samples(spec).count
     length = total_steps(spec, samples)
     compared = min(steps or length, length)
     if target.is_dir() and not exact:
         copy(target, folder)
+        keep_apart(folder)
         forwards = count_forwards(spec, samples, compared) if compared < length else None
         return Job(spec, segment(capture(spec)), folder, length, compared, forwards)
     if compared < length:
@@ -191,6 +196,16 @@ def copy(target: Path, folder: Path) -> None:
         file, _, why = error.args[0][0]
         hint = "move it out of the folder"
         raise RunError(f"{file} cannot be copied: {why}", hint=hint) from error
+
+
+def keep_apart(folder: Path) -> None:
+    """Let copied scripts have checkpoints of their own: none of a run is taken up, or replaced."""
+    place = re.compile(r"^CHECKPOINTS = (\(\n[^)]*\n\)|[^\n]*)$", re.MULTILINE)
+    for script in folder.glob("rank*.py"):
+        text = script.read_text(encoding="utf-8")
+        own = place.sub('CHECKPOINTS = FOLDER / "checkpoints-of-verify"', text)
+        if own != text:
+            script.write_text(own, encoding="utf-8")
 
 
 def merge(ranks: Sequence[Recording], replicas: int) -> list[Followed]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ...errors import InternalError
 from ...ir.plan import Plan
 from ...ir.program import (
+    Checkpoint,
     Collective,
     Compute,
     Flush,
@@ -48,6 +49,7 @@ def verify_programs(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit
     """
     check_ranks(programs, plan)
     check_groups(programs)
+    check_checkpoints(programs)
     needs, twins = gather(plan, units), plan.twins()
     order: dict[tuple[str, bool], list[int]] = {}
     for program in programs:
@@ -157,6 +159,13 @@ def check_norms(programs: tuple[Program, ...], plan: Plan, units: tuple[Unit, ..
             raise fault(program.rank, None, f"groups of norms are {program.norm_groups}")
 
 
+def check_checkpoints(programs: tuple[Program, ...]) -> None:
+    """All ranks write checkpoints, or none does."""
+    writing = {any(isinstance(a, Checkpoint) for a in training_step(p)) for p in programs}
+    if len(writing) > 1:
+        raise fault(programs[0].rank, None, "some ranks write checkpoints, and some do not")
+
+
 def moves(step: Step) -> Step:
     """The part of a step that computes and exchanges microbatches, which replicas share."""
     return tuple(action for action in step if isinstance(action, (*work, Loop)))
@@ -189,6 +198,7 @@ def check_end(program: Program, step: Step, plan: Plan, needs: Needs) -> None:
         replicas = plan.stages[mine[-1].stage].mesh.ranks
         rest += [Collective("all_reduce", "loss", replicas)] if len(replicas) > 1 else []
         rest += [Log()] if program.rank == replicas[0] else []
+    rest += [action for action in step if action == Checkpoint(tuple(range(plan.world_size)))][:1]
     wanted, found = [*sums, *rest], step[start:]
     for action in step[:start]:
         if not isinstance(action, moving):
