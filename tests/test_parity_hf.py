@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 from hf import CASES, spec_of
-from jobs import prove
+from jobs import make_spec, prove
 
 from ppc.emit.write import write
 from ppc.errors import CaptureError
@@ -67,3 +67,31 @@ grid = [
 )
 def test_every_model(tmp_path, fork_server, name, args, stages):
     check(tmp_path, fork_server, name, args, stages)
+
+
+COHERE = """
+from transformers import CohereConfig, CohereForCausalLM
+
+def build():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_qk_norm": True}
+    tokens = {"vocab_size": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return CohereForCausalLM(CohereConfig(num_hidden_layers=2, **sizes, **heads, **tokens))
+"""
+
+
+@pytest.mark.slow
+def test_float32_inside(tmp_path, fork_server):
+    """Heads that share a key add up its gradient in another order, and a norm in float32 makes a
+    difference of 1e-11 of a last bit."""
+    tokens = {"shape": [12], "dtype": "int64", "high": 60}
+    spec = make_spec(
+        tmp_path,
+        COHERE,
+        model={"loss": "output"},
+        data={"source": "random", "samples": 16, "fields": {"input_ids": tokens, "labels": tokens}},
+        train={"global_batch": 8, "optimizer": {"name": "adamw", "lr": 1e-3}},
+        cluster={"devices_per_node": 2},
+        parallel={"pipeline": 2, "microbatches": 4},
+    )
+    prove(spec, fork_server)

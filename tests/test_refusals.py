@@ -304,6 +304,13 @@ def test_a_dtype_that_the_precision_changes(tmp_path):
         check(make_spec(tmp_path, code, train={"precision": "fp64"}))
 
 
+def test_a_complex_parameter_under_fp64(tmp_path):
+    init = "self.w = nn.Parameter(torch.ones(8, 8, dtype=torch.cfloat))"
+    code = net("return self.b((torch.fft.fft(self.a(x)) @ self.w).real)", init)
+    with pytest.raises(CaptureError, match="precision fp64 made parameters and data float64"):
+        check(make_spec(tmp_path, code, train={"precision": "fp64"}))
+
+
 def test_a_norm_of_one_sample(tmp_path):
     code = net("return self.b(self.n(self.a(x)))", "self.n = nn.BatchNorm1d(8)")
     with pytest.raises(Complaints) as raised:

@@ -112,7 +112,7 @@ def compare_numbers(spec: Spec, graph: Graph, sizes: Sequence[int]) -> Iterator[
         state |= {
             n: t.clone().requires_grad_(state[n].requires_grad) for n, t in found.kept.items()
         }
-        for difference in differences(found, expected, tolerance_of(spec.train.precision)):
+        for difference in differences(found, expected, tolerance_of(spec.train.precision, graph)):
             yield Fault(size, f"{difference}, {nth(number, sizes)}")
         train(training, state, expected.gradients)
 

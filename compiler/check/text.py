@@ -164,7 +164,7 @@ def compare_numbers(
         expected = run_graph(graph, state, inputs, seed)
         made = [make_stage(code, imported(graph)) for code in stages]
         found = run_stages(graph, units, made, state, inputs)
-    yield from differences(found, expected, tolerance_of(spec.train.precision))
+    yield from differences(found, expected, tolerance_of(spec.train.precision, graph))
 
 
 def compare_listings(graph: Graph, unit: Unit, code: CodeType, batch: int) -> Iterator[str]:

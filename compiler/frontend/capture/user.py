@@ -188,7 +188,8 @@ def known_remedy(error: BaseException) -> str | None:
         return "torch.no_grad() in place of torch.inference_mode()"
     if "no fake impl registered" in text:
         return "its register_fake, which tells the shape of the result without computing it"
-    if "Double" in text and "inplace" not in text and torch.get_default_dtype() is torch.float64:
+    wide = any(name in text for name in ("Double", "complex128", "complex<double>"))
+    if wide and "inplace" not in text and torch.get_default_dtype() is torch.float64:
         return (
             "precision fp64 made parameters and data float64: let forward take a dtype from them, "
             "h.to(x.dtype), where it names one"
