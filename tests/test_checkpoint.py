@@ -270,3 +270,29 @@ def test_parity(tmp_path, fork_server):
     assert found.ok, str(found)
     assert list(kept.iterdir()) == []
     assert list(kept.parent.iterdir()) == [kept]
+
+
+def test_a_state_that_is_no_tensor(tmp_path, fork_server):
+    """SparseAdam counts its steps in Python."""
+    code = """
+def build():
+    return nn.Embedding(11, 8, sparse=True)
+"""
+    spec = make_spec(
+        tmp_path,
+        code,
+        model={"loss": "mse_loss"},
+        data={
+            "source": "random",
+            "samples": 16,
+            "fields": {"input": TOKENS, "target": {"shape": [8]}},
+        },
+        train={"steps": 4, "optimizer": {"name": "sparseadam", "lr": 0.1}},
+        checkpoint={"dir": "checkpoints", "every": 2},
+    )
+    write(pipeline.compile(spec, tmp_path / "out"), tmp_path / "out")
+    run(tmp_path / "out", 1, fork_server).check()
+    expected = losses(tmp_path / "out")
+    forget(tmp_path / "out", [4])
+    run(tmp_path / "out", 1, fork_server).check()
+    assert losses(tmp_path / "out") == expected

@@ -37,9 +37,7 @@ def view_checkpoint(job: Job, program: Program, unit: Unit) -> dict[str, object]
         if alone
         else "What is wrong with a checkpoint, or nothing; each rank reads a share of the files.",
         "numbers": f"{{{names}: i for i, name in enumerate(names)}}",
-        "empty": "torch.empty(meta.size, dtype=meta.properties.dtype)"
-        if job.spec.train.optimizer.name != "SparseAdam"
-        else 'torch.empty(meta.size) if hasattr(meta, "size") else None  # a number',
+        "counts": job.spec.train.optimizer.name == "SparseAdam",
     }
 
 
