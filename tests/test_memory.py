@@ -21,7 +21,7 @@ from ppc.ir.graph import Graph, State
 from ppc.ir.program import Compute, Edge, Post, Program, Wait, unroll
 from ppc.ir.report import Memory, show_bytes
 from ppc.ir.schedule import Kind
-from ppc.ir.spec import Group, Optimizer, Spec
+from ppc.ir.spec import Checkpoint, Group, Optimizer, Spec
 from ppc.passes.communicate import communicate
 from ppc.passes.localize import localize
 from ppc.passes.order import order
@@ -260,6 +260,16 @@ def test_each_process_group_has_a_communicator_on_gpus(
         groups = sum(program.rank in group for group in program.groups)
         groups += len(starts) > 1
         assert memory.buffers - bare.buffers == (kind == "cuda") * groups * COMMUNICATOR_BYTES
+
+
+@pytest.mark.parametrize("starts", [(0, 4), (0, 2, 4, 7)])
+def test_a_communicator_for_checkpoints(starts: tuple[int, ...]) -> None:
+    graph, spec = segment(gpt()), make_spec(len(starts))
+    saving = replace(spec, checkpoint=Checkpoint(dir="checkpoints"))
+    found = measure(graph, saving, *starts, kind="cuda")
+    without = measure(graph, spec, *starts, kind="cuda")
+    more = {a.buffers - b.buffers for a, b in zip(found, without, strict=True)}
+    assert more == {(len(starts) > 2) * COMMUNICATOR_BYTES}
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

@@ -177,15 +177,17 @@ def process_groups(
 ) -> Bytes:
     """NCCL's communicators on the rank of a stage: the world's, the edges', which of two stages are
     also for what they sum, those of parameters held by several stages and of the norm of all
-    gradients, and where there are replicas the stage's own. None on CPUs."""
+    gradients, where there are replicas the stage's own, and that of all ranks, where it is none of
+    these, for checkpoints. None on CPUs."""
     stages = spec.parallel.pipeline
     before = np.minimum(footprint.edges_before[run], 2 * stage)
     after = np.minimum(footprint.edges_after[run], 2 * (stages - 1 - stage))
     shared = footprint.shared[run] * (stages > 2)
     norm = stages > 2 and spec.train.clip_norm is not None
     data = spec.parallel.data > 1
+    saving = spec.checkpoint is not None and stages > 1 and (data or (stages > 2 and not norm))
     used = spec.cluster.device.kind == "cuda" and (stages > 1 or data)
-    groups: Bytes = (1 + before + after + shared + norm + data) * used
+    groups: Bytes = (1 + before + after + shared + norm + data + saving) * used
     return groups
 
 

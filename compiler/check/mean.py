@@ -48,8 +48,8 @@ class Undropped(TorchFunctionMode):
 
 def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...]:
     """A word where the loss of a batch is not the mean of its microbatches' losses, weighted as the
-    spec says, or its gradient not that of theirs; () where they are, and where the model is too
-    large or too random to tell. Dropout is left out.
+    spec says, or its gradient not that of theirs, or where it is too random to tell; () where they
+    are, and where the model is too large. Dropout is left out.
 
     Microbatches are what the spec asks for, and what `ppc verify` compares with; but a sum over
     samples, a mean over tokens that count, and batch norm look at more than a sample.
@@ -62,7 +62,12 @@ def check_mean(spec: Spec, graph: Graph, sizes: Sequence[int]) -> tuple[str, ...
         (whole,) = runs(spec, [batch])
         found = list(runs(spec, sizes))
     if any(run.drew for run in (whole, *found)):
-        return ()
+        message = (
+            "whether cutting a batch changes the loss is not known: forward draws random numbers. "
+            f"The scripts train on the mean over {len(sizes)} microbatches, which divides a loss "
+            "that is a sum over samples by their number"
+        )
+        return (message,)
     total = sum(run.weight for run in found)
     parts = sum(run.weight / total * run.loss for run in found if run.weight)
     autocast = any(op.autocast for op in graph.ops)

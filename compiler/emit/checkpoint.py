@@ -75,9 +75,12 @@ def checkpoint_constants(job: Job, program: Program, unit: Unit) -> Iterator[str
         yield from wrap(f"WHOLE = {{{pairs}}}", 0)
 
 
-def resume_lines(program: Program) -> Iterator[str]:
+def resume_lines(job: Job, program: Program) -> Iterator[str]:
     """Right before the loop."""
-    if group_of(program):
+    if ranks := group_of(program):
+        if job.spec.cluster.device.kind == "cuda" and len(ranks) > 1:
+            yield "if cuda:  # what ranks tell each other of checkpoints goes over the current GPU"
+            yield "    torch.cuda.set_device(device)"
         yield "stopped = []  # by SIGTERM, which comes before a machine is taken away"
         yield "signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))"
         yield "first = resume()"

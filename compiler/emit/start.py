@@ -103,7 +103,7 @@ def meeting_lines(job: Job, program: Program, unit: Unit, data: DataView | None)
 
 def ready_lines(job: Job, program: Program, unit: Unit) -> Iterator[str]:
     """Right before the loop."""
-    yield from resume_lines(program)
+    yield from resume_lines(job, program)
     saves = bool(group_of(program))
     if unit.outputs and not program.coords.get("data", 0):
         if saves:
